@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
     from pyhobbit.errors import ConfigError, HobbitError
     from pyhobbit.hobbit.hobbit import Hobbit
-    from pyhobbit.hobbit.text_drafts import HeadDrafts, TextDrafts
+    from pyhobbit.hobbit.text_drafts import TextDrafts
     from pyhobbit.quality.report import CalibrationReport
     from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
 
@@ -28,7 +28,6 @@ __all__ = [
     "ConfigError",
     "Engine",
     "EngineConfig",
-    "HeadDrafts",
     "Hobbit",
     "HobbitError",
     "ModelInfo",
@@ -44,7 +43,7 @@ _MODULES = {
     "engine.engine": ("Beam", "Engine", "Piece"),
     "errors": ("ConfigError", "HobbitError"),
     "hobbit.hobbit": ("Hobbit",),
-    "hobbit.text_drafts": ("HeadDrafts", "TextDrafts"),
+    "hobbit.text_drafts": ("TextDrafts",),
     "quality.report": ("CalibrationReport",),
     "engine.stats": ("CacheStats", "ModelInfo", "Stats"),
 }

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The errors that a user can do something about."""
 
+from collections.abc import Iterable
+
 
 class HobbitError(Exception):
     """One sentence for the user: what is wrong and what to do. Shown without a traceback, exit status 1."""
@@ -12,3 +14,11 @@ class ConfigError(HobbitError, ValueError):
 
 class ContextError(HobbitError, ValueError):
     """A prompt that is longer than the model's context. A ValueError too, as llama_cpp.Llama's."""
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str, likeness: float = 0.6) -> str:
+    """The end of an error about an unknown word: the known one that is nearest, or else `otherwise`."""
+    from difflib import get_close_matches  # takes a while, and few programs fail
+
+    near = get_close_matches(word, list(known), n=1, cutoff=likeness)
+    return f"did you mean {near[0]}?" if near else otherwise

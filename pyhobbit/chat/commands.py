@@ -6,16 +6,14 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from pyhobbit.chat import settings
 from pyhobbit.chat.conversation import Conversation
-from pyhobbit.chat.saved import read_chat
 from pyhobbit.chat.screen import note
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import HobbitError, did_you_mean
 from pyhobbit.model.options_file import write_options
-from pyhobbit.settings.config import ChatConfig
+from pyhobbit.settings.config import ChatConfig, format_size
 
 _NO_TEXT = '""'
 _SHORT = 60  # characters of a question
@@ -59,7 +57,6 @@ class Commands:
             "/retry": _Command("", "answer the last question anew", self._retry),
             "/edit": _Command("", "change the last question and ask it anew", self._edit),
             "/undo": _Command("", "forget the last question and its answer", self._undo),
-            "/image": _Command("FILE", "show the model an image with the next message", self._image),
             "/reset": _Command("", "forget the conversation, keep the instructions", self._reset),
             "/system": _Command("[TEXT]", 'show or replace the instructions; "" for none', self._system),
             "/think": _Command("[on|off|hide]", "show or change whether the model thinks first", self._think),
@@ -75,7 +72,7 @@ class Commands:
 
     def candidates(self, command: str) -> Sequence[str] | None:
         """For Terminal."""
-        if command in ("/save", "/load", "/image"):
+        if command in ("/save", "/load"):
             return None
         choices = {"/set": settings.names(self._conversation), "/think": ChatConfig.thinks}
         return choices.get(command, [])
@@ -94,16 +91,13 @@ class Commands:
             return Next(leave=True)
         command = self._commands.get(name)
         if command is None:
-            raise HobbitError(f"there is no command {name}; {self._nearest(name)}")
+            hint = did_you_mean(name, [*self.names, *_ALIASES], "/help shows them all")
+            raise HobbitError(f"there is no command {name}; {hint}")
         if rest and not command.takes:
             raise HobbitError(f"{name} takes no argument")
         if not rest and command.takes and not command.takes.startswith("["):
             raise HobbitError(f"{name} needs an argument: {name} {command.takes}")
         return command.run(rest) or Next()
-
-    def _nearest(self, name: str) -> str:
-        near = get_close_matches(name, [*self.names, *_ALIASES], n=1)
-        return f"did you mean {near[0]}?" if near else "/help shows them all"
 
     def _help(self, _rest: str) -> None:
         usages = {
@@ -123,11 +117,6 @@ class Commands:
         question = textwrap.shorten(self._conversation.last_question(), _SHORT, placeholder=" ...")
         self._conversation.undo()
         note(f"forgotten: {question}")
-
-    def _image(self, file: str) -> None:
-        path = _path(file)
-        self._conversation.attach(path)
-        note(f"{path} goes with the next message")
 
     def _think(self, how: str) -> None:
         if how:
@@ -149,8 +138,9 @@ class Commands:
             self._keep(Path(model))
             return
         path = _path(file)
-        self._conversation.saved(model).write(path)
-        note(f"{_count(self._conversation)} saved to {path}")
+        size = self._conversation.save(path)
+        beside = f", with {format_size(size)} for /load to go on at once" if size else ""
+        note(f"{_count(self._conversation)} saved to {path}{beside}")
 
     def _keep(self, model: Path) -> None:
         now = settings.current(self._conversation)
@@ -162,8 +152,7 @@ class Commands:
         note(f"{path} keeps {', '.join(changed)} for this model")
 
     def _load(self, file: str) -> None:
-        saved = read_chat(_path(file))
-        self._conversation.restore(saved)
+        saved = self._conversation.restore(_path(file))
         note(f"loaded {_count(self._conversation)} (made with {saved.model}) and its sampling settings")
 
     def _stats(self, _rest: str) -> None:

@@ -3,9 +3,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pyhobbit.chat.saved import SavedChat
+from pyhobbit.chat.saved import SavedChat, read_chat, state_path
 from pyhobbit.engine.chat_format import Message
 from pyhobbit.engine.engine import Beam, Engine, Piece, Prompt
 from pyhobbit.errors import ContextError, HobbitError
@@ -27,11 +28,10 @@ class Conversation:
         self.engine = engine
         self.has_template = engine.chat_template is not None
         self.chose_context = config.engine.n_ctx is None
-        self.sampling = config.sampling
+        self.sampling = config.sampling_of(engine.metadata)
         own_limit = ChatConfig.no_limit if self.has_template else ChatConfig.completion_tokens
         self.max_tokens = own_limit if config.max_tokens is None else config.max_tokens
         self.turns: list[Message] = []
-        self._images: list[str] = []  # images of the next question
         self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
         self.system = config.system
@@ -75,15 +75,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Begins anew, with the same instructions."""
-        self.turns, self._n_dropped, self._images = [], 0, []
-
-    def attach(self, image: Path) -> None:
-        """Shows the model an image before the next question. Raises HobbitError."""
-        path = str(image.absolute())
-        self.engine.check_image(path)
-        if not self.has_template:
-            raise HobbitError("the model has no chat template, which images need; use one that has")
-        self._images.append(path)
+        self.turns, self._n_dropped = [], 0
 
     def last_question(self) -> str:
         """Raises HobbitError where nothing was asked yet."""
@@ -101,16 +93,11 @@ class Conversation:
     ) -> Iterator[Piece]:
         """Yields the answer.  on_prompt: see Engine.generate().  replaces_last: the last question and answer.
 
-        The question has the images that were attached, or those of the question that it replaces.
-
-        A question is forgotten if it fails, or has no answer because it was interrupted or the model only
-        thought. Raises HobbitError.
+        A question is forgotten if it fails or the model only thought. One that was interrupted before an
+        answer came stays, unless it replaces another. Raises HobbitError.
         """
         before = self.turns[:-2] if replaces_last else self.turns
-        replaced = self.turns[-2].get("images", ()) if replaces_last else ()
         turns = [*before, {"role": "user", "content": text}]
-        if images := self._images or replaced:
-            turns[-1] = {**turns[-1], "images": list(images)}
         think = self._think != "off"
         self._make_room(turns, self._limit, think)
         answer = thoughts = ""
@@ -121,8 +108,8 @@ class Conversation:
             thoughts += piece.thinking
             finish = piece.finish
             yield piece
-        if answer or not (thoughts or finish == "interrupted"):
-            self.turns, self._images = [*turns, {"role": "assistant", "content": answer}], []
+        if answer or (not replaces_last if finish == "interrupted" else not thoughts):
+            self.turns = [*turns, {"role": "assistant", "content": answer}]
 
     def _pieces(
         self, prompt: Prompt, think: bool, on_prompt: Callable[[int, int], None] | None
@@ -138,15 +125,26 @@ class Conversation:
     def _limit(self) -> int | None:
         return None if self.max_tokens == ChatConfig.no_limit else self.max_tokens
 
-    def saved(self, model: str) -> SavedChat:
-        """The part of it that a file holds."""
-        return SavedChat(model, self._system, tuple(self.turns), self.sampling, self.max_tokens)
+    def save(self, path: Path) -> int:
+        """Writes the conversation, and the KV cache beside it, whose bytes it returns. Raises HobbitError."""
+        engine, model = self.engine, self.engine.info().model
+        saved = SavedChat(model, self._system, tuple(self.turns), self.sampling, self.max_tokens)
+        saved.write(path)
+        size = engine.save_state(state := state_path(path))
+        if size:
+            replace(saved, state=engine.state_mark(state)).write(path)
+        return size
 
-    def restore(self, saved: SavedChat) -> None:
+    def restore(self, path: Path) -> SavedChat:
         """Goes on where it was saved. Raises HobbitError, and then changes nothing."""
+        saved = read_chat(path)
         self.system = saved.system
+        state = state_path(path)
+        if saved.state and state.is_file() and saved.state == self.engine.state_mark(state):
+            self.engine.load_state(state)
         self.turns, self._n_dropped = list(saved.turns), 0
         self.sampling, self.max_tokens = saved.sampling, saved.max_tokens
+        return saved
 
     def _make_room(self, turns: Sequence[Message], limit: int | None, think: bool) -> None:
         """Drops the oldest answers where the prompt leaves an answer no room.

@@ -6,10 +6,9 @@ import time
 from types import TracebackType
 
 from pyhobbit.chat.screen import dimmed, has_style, terminal_width
-from pyhobbit.settings.config import counted_tokens
+from pyhobbit.settings.config import counted_tokens, format_duration
 
 _PATIENCE_S = 1.0  # before which nobody asks
-_MINUTE_S, _HOUR_S = 60, 3600
 
 
 class Progress:
@@ -61,10 +60,4 @@ class Progress:
     def _time_left(self, share: float) -> str:
         if share <= 0:
             return ""
-        return f", {_duration((time.monotonic() - self._start_s) * (1 - share) / share)} left"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 2 * _MINUTE_S:
-        return f"{seconds:.0f} s"
-    return f"{seconds / _MINUTE_S:.0f} min" if seconds < 2 * _HOUR_S else f"{seconds / _HOUR_S:.1f} h"
+        return f", {format_duration((time.monotonic() - self._start_s) * (1 - share) / share)} left"

@@ -14,7 +14,7 @@ from pyhobbit.settings.config import ChatConfig, SamplingConfig
 
 _VERSION = 1
 _VERSION_KEY = "pyhobbit_chat"
-_NO_FILE = (OSError, ValueError, RuntimeError)  # the latter two: a zero byte in a path, links in a circle
+_NO_FILE = (OSError, ValueError, RuntimeError)  # a name too long, a zero byte in it, links in a circle
 _MAX_BYTES = 64 << 20  # more is no conversation, but perhaps a model
 
 
@@ -22,7 +22,7 @@ _MAX_BYTES = 64 << 20  # more is no conversation, but perhaps a model
 class SavedChat:
     """A conversation and how its answers are drawn. turns: by user and assistant in turn, user first.
 
-    model: the file that it was held with, for people.
+    model: the file that it was held with, for people.  state: Engine.state_mark() of what state_path() holds.
     """
 
     model: str
@@ -30,6 +30,7 @@ class SavedChat:
     turns: tuple[Mapping[str, Any], ...]
     sampling: SamplingConfig
     max_tokens: int
+    state: str = ""
 
     def write(self, path: Path) -> None:
         """Writes JSON, all or nothing. Raises HobbitError, also where it would replace anything else."""
@@ -40,14 +41,19 @@ class SavedChat:
             "messages": [*system, *self.turns],
             "sampling": asdict(self.sampling),
             "max_tokens": self.max_tokens,
+            "state": self.state,
         }
         try:
             if path.exists():
                 _refuse_other_file(path)
             write_text(path, json.dumps(values, indent=2) + "\n")
         except _NO_FILE as e:
-            detail = e.strerror if isinstance(e, OSError) else e
-            raise HobbitError(f"the conversation cannot be written to {path}: {detail}") from e
+            raise HobbitError(f"{path} cannot be written: {getattr(e, 'strerror', e)}") from e
+
+
+def state_path(path: Path) -> Path:
+    """Where the KV cache of a saved conversation lies."""
+    return path.with_name(path.name + ".kv")
 
 
 def read_chat(path: Path) -> SavedChat:
@@ -99,7 +105,8 @@ def _parse(values: dict[str, Any]) -> SavedChat:
     max_tokens = _checked(values, "max_tokens", int)
     ChatConfig(max_tokens=max_tokens)
     sampling = _sampling(_checked(values, "sampling", dict))
-    return SavedChat(_checked(values, "model", str), system, tuple(messages), sampling, max_tokens)
+    model, state = _checked(values, "model", str), _checked({"state": "", **values}, "state", str)
+    return SavedChat(model, system, tuple(messages), sampling, max_tokens, state)
 
 
 def _sampling(values: dict[str, Any]) -> SamplingConfig:
@@ -123,8 +130,4 @@ def _message(value: Any) -> dict[str, Any]:
         raise TypeError("a message is not an object")
     message = {key: _checked(value, key, str) for key in ("role", "content")}
     message["content"].encode("utf-8", "surrogateescape")  # as the tokenizer will have it
-    if images := value.get("images"):
-        if not (isinstance(images, list) and all(isinstance(image, str) for image in images)):
-            raise TypeError("'images' has the wrong type")
-        message["images"] = images
     return message

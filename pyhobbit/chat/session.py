@@ -63,7 +63,11 @@ def _answer(conversation: Conversation, question: str, replaces_last: bool, quie
     if conversation.turns is turns and finish in ("context", "length"):
         note("the model only thought, so the question is forgotten: use /think off, or allow more tokens")
     elif finish == "context":
-        note("the context is full: the answer ends here; restart with a larger --ctx for longer ones")
+        info = engine.info()
+        hint = "restart with a larger --ctx for longer ones"
+        if info.n_ctx >= info.n_ctx_train:
+            hint = "it is the model's largest; /undo or /reset makes room"
+        note(f"the context is full: the answer ends here; {hint}")
     note("")
 
 

@@ -2,15 +2,14 @@
 """Settings that can be changed between two answers."""
 
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from pyhobbit.chat.conversation import Conversation
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, did_you_mean
 from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig
-from pyhobbit.settings.table import LIVE, OPTIONS
+from pyhobbit.settings.table import KEYS, LIVE, OPTIONS
 
-Number = int | float | None
+Value = int | float | str | None
 
 _MAX_TOKENS = "max_tokens"
 _HELP = {
@@ -30,7 +29,7 @@ def names(conversation: Conversation) -> list[str]:
 
 def table(conversation: Conversation) -> str:
     """Names, values and what they mean, for people."""
-    values = {name: _text(value) for name, value in _values(conversation).items()}
+    values = {name: _text(name, value) for name, value in _values(conversation).items()}
     name_width, width = max(map(len, values)), max(map(len, values.values()))
     lines = (f"{name:{name_width}}  {value:{width}}  {_HELP[name]}" for name, value in values.items())
     return "\n".join(lines)
@@ -53,17 +52,21 @@ def change(conversation: Conversation, text: str) -> None:
 
 def current(conversation: Conversation) -> dict[str, Any]:
     """All that can be kept for the model (pyhobbit.model.options_file), by name."""
-    return {**_values(conversation), "system": conversation.system, "think": conversation.think}
+    values = {**_values(conversation), "system": conversation.system, "think": conversation.think}
+    replaced = (name for name in LIVE if KEYS[name][0] in OPTIONS["quality"][0].replaced_by)
+    return {**values, **(dict.fromkeys(replaced) if values.get("quality") else {})}
 
 
-def _values(conversation: Conversation) -> dict[str, Number]:
+def _values(conversation: Conversation) -> dict[str, Value]:
     values = {name: getattr(conversation.sampling, name) for name in SAMPLING_HELP}
     values[_MAX_TOKENS] = conversation.max_tokens
     return {**values, **conversation.engine.live()}
 
 
-def _text(value: Number) -> str:
-    return "random" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _text(name: str, value: Value) -> str:
+    if value is None:
+        return "random" if name == "seed" else "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -74,24 +77,22 @@ def _parse(text: str) -> dict[str, Any]:
     for word, value in zip(words[::2], [*words[1::2], None], strict=False):
         name = _OTHER_NAMES.get(word, word)
         if name not in _HELP:
-            raise ConfigError(f"there is no setting {word}; {_nearest(name)}")
+            hint = did_you_mean(name, _HELP, f"choose one of {', '.join(_HELP)}")
+            raise ConfigError(f"there is no setting {word}; {hint}")
         if value is None:
             raise ConfigError(f"{name} needs a value: /set {name} VALUE")
-        values[name] = _number(name, value)
+        values[name] = _value(name, value)
     return values
 
 
-def _number(name: str, text: str) -> Number:
+def _value(name: str, text: str) -> Value:
     if name == "seed" and text in _RANDOM:
         return None
+    if name in OPTIONS and OPTIONS[name][0].choices:
+        return text
     is_whole = name in _WHOLE_NUMBERS
     try:
         return int(text) if is_whole else float(text)
     except ValueError:
         kind = "whole number" if is_whole else "number"
         raise ConfigError(f"{name} cannot be {text}; give a {kind}") from None
-
-
-def _nearest(name: str) -> str:
-    near = get_close_matches(name, _HELP, n=1)
-    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_HELP)}"

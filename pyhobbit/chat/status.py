@@ -21,6 +21,8 @@ def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[
     n_context: tokens in the context.
     """
     parts = [counted_tokens(stats.generated_tokens) + _ENDS.get(finish, "")]
+    if finish == "interrupted" and not stats.generated_tokens:
+        parts = ["stopped while reading the prompt: /retry goes on, /undo forgets the question"]
     if (rate := stats.decode_tokens_per_second) is not None:
         parts.append(f"{rate:.1f} token/s")
     if (first_s := stats.time_to_first_token_s) is not None:
@@ -41,15 +43,19 @@ def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
     if info.cached:
         parts += [
             f"experts in memory: {', '.join(info.pool_texts())}",
-            f"price {info.price:g}" if info.price > 0 else f"t1 {info.t1:g}, t2 {info.t2:g}",
+            f"price {info.price:g}" if info.price > 0 else _thresholds(info),
         ]
     return parts
+
+
+def _thresholds(info: ModelInfo) -> str:
+    return "full precision" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
 
 
 def _cache_figures(stats: Stats) -> list[str]:
     cache = stats.cache
     parts = []
-    if n := cache.selections:
+    if (n := cache.selections) > cache.selections_high:
         shares = (cache.selections_high / n, cache.selections_low / n, cache.selections_skipped / n)
         high, low, skipped = (f"{100 * share:.0f} %" for share in shares)
         parts.append(f"experts {high} high, {low} low, {skipped} skipped")

@@ -8,7 +8,7 @@ the speed that computing alone or the disk alone would allow, whichever is lower
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 _PROMPTS = (16, 128, 512)
 _DECODED, _WARM_UP = 64, 32
+_OF_CACHE = ("hit_rate", "bytes_read", "needed_bytes", "stall_share", "of_roof")
+
+Figures = dict[str, float | None]
+"""By what they are called in JSON."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add_model_arguments(parser)
     add = parser.add_argument
     lengths = f"lengths of the prompts in tokens (default: {' '.join(map(str, _PROMPTS))})"
@@ -42,38 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reps = "repetitions, of which medians are shown (default: %(default)s)"
     add("--reps", type=int, default=1, metavar="N", help=reps)
     add("--json", action="store_true", help="print one JSON document")
-    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "remember")])
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Reading a prompt of n_tokens up to the first token after it: seconds, and bytes read from the disk."""
-
-    n_tokens: int
-    seconds: float
-    bytes_read: int
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Decoding after a warm-up. Bytes and seconds are means per token; None without a cache of experts.
-
-    compute_s: the median, waits left out.  needed_bytes: read without those prefetched in vain.
-    of_roof: share of the speed that computing alone or the disk alone allows, whichever is lower.
-    """
-
-    n_tokens: int
-    tokens_per_second: float
-    compute_s: float
-    hit_rate: float | None = None
-    bytes_read: float | None = None
-    needed_bytes: float | None = None
-    stall_share: float | None = None
-    of_roof: float | None = None
+    add_engine_arguments(parser, [name for name in OPTIONS if name != "trace"])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     for option, least, values in (
         ("--prompts", 1, args.prompts),
         ("--tokens", 1, [args.tokens]),
@@ -83,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         if min(values) < least:
             raise ConfigError(f"{option} is {min(values)}; it must be at least {least}")
     add_rpc_devices(args)
+    engine_config(args, args.ctx, without=("trace",))  # refuses settings before a model is downloaded
     model = model_path(args)
     add_model_options(args, model)
     check_model_file(model)
@@ -131,8 +107,11 @@ def _texts() -> Iterator[str]:
         yield from (topics[name] for name in names)
 
 
-def _read_prompt(engine: "Engine", text: str, n_tokens: int) -> Prompt:
-    """Computes about n_tokens of a text, which is repeated where it is too short. Raises HobbitError."""
+def _read_prompt(engine: "Engine", text: str, n_tokens: int) -> Figures:
+    """Computes about n_tokens of a text, which is repeated where it is too short. Raises HobbitError.
+
+    Returns their number, the seconds up to the first token after them, and the bytes read from the disk.
+    """
     length, size = 2 * n_tokens, 0
     while (size := engine.n_prompt_tokens(_repeated(text, length))) < n_tokens:
         length += max(1, length * (n_tokens - size) // max(1, size))
@@ -145,7 +124,8 @@ def _read_prompt(engine: "Engine", text: str, n_tokens: int) -> Prompt:
     step = engine.stats().since(before)
     if step.time_to_first_token_s is None:
         raise HobbitError("the model ended its answer after a prompt; give another length with --prompts")
-    return Prompt(step.prompt_tokens_evaluated, step.time_to_first_token_s, step.cache.bytes_read)
+    n, seconds = step.prompt_tokens_evaluated, step.time_to_first_token_s
+    return {"n_tokens": n, "seconds": seconds, "bytes_read": step.cache.bytes_read}
 
 
 def _repeated(text: str, length: int) -> str:
@@ -168,12 +148,18 @@ def _decode(engine: "Engine", n_warm_up: int, n_tokens: int) -> "list[Stats]":
     return steps[n_warm_up:]
 
 
-def decoding(steps: "Sequence[Stats]", disk: "Disk | None") -> Decoding:
-    """The figures of single tokens' counters. disk: None without a cache of experts."""
+def decoding(steps: "Sequence[Stats]", disk: "Disk | None") -> Figures:
+    """The figures of single tokens' counters. Bytes and seconds are means per token.
+
+    compute_s: the median, waits left out.  needed_bytes: read without those prefetched in vain.
+    of_roof: share of the speed that computing alone or the disk alone allows, whichever is lower.
+    disk: None without a cache of experts; its figures are None then.
+    """
     n, seconds = len(steps), sum(step.decode_s for step in steps)
     compute_s = median(step.decode_s - step.cache.stall_s for step in steps)
+    found: Figures = {"n_tokens": n, "tokens_per_second": n / seconds, "compute_s": compute_s}
     if disk is None:
-        return Decoding(n, n / seconds, compute_s)
+        return found | dict.fromkeys(_OF_CACHE)
 
     def total(*names: str) -> int:
         return sum(getattr(step.cache, name) for step in steps for name in names)
@@ -181,21 +167,17 @@ def decoding(steps: "Sequence[Stats]", disk: "Disk | None") -> Decoding:
     hits, misses = total("hits_high", "hits_low"), total("misses_high", "misses_low")
     in_vain = 1 - total("prefetched_used") / max(1, total("prefetched"))
     needed = max(0.0, total("bytes_read") - in_vain * total("bytes_prefetched")) / n
-    return Decoding(
-        n_tokens=n,
-        tokens_per_second=n / seconds,
-        compute_s=compute_s,
-        hit_rate=hits / (hits + misses) if hits + misses else 1.0,
-        bytes_read=total("bytes_read") / n,
-        needed_bytes=needed,
-        stall_share=sum(step.cache.stall_s for step in steps) / seconds,
-        of_roof=n / seconds * max(compute_s, needed / disk.bytes_per_s),
-    )
+    return found | {
+        "hit_rate": hits / (hits + misses) if hits + misses else 1.0,
+        "bytes_read": total("bytes_read") / n,
+        "needed_bytes": needed,
+        "stall_share": sum(step.cache.stall_s for step in steps) / seconds,
+        "of_roof": n / seconds * max(compute_s, needed / disk.bytes_per_s),
+    }
 
 
-def _medians(repetitions: "Sequence[Prompt | Decoding]") -> dict[str, Any]:
-    """Field by field."""
-    rows = [asdict(each) for each in repetitions]
+def _medians(rows: Sequence[dict[str, Any]]) -> Figures:
+    """Figure by figure."""
     return {name: None if rows[0][name] is None else median(row[name] for row in rows) for name in rows[0]}
 
 

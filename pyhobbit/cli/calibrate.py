@@ -4,23 +4,37 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyhobbit.cli.options import add_model_options, add_setting_arguments, add_thread_arguments, engine_config
+from pyhobbit.cli.options import (
+    add_model_options,
+    add_override_argument,
+    add_setting_arguments,
+    add_thread_arguments,
+    engine_config,
+)
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import calibration_path, options_path
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
+from pyhobbit.settings.config import CalibrationConfig, EngineConfig, EvaluationConfig
+
+if TYPE_CHECKING:
+    from pyhobbit.quality.report import CalibrationReport
 
 # The others are what calibration finds, or do not change what is measured.
 _SETTINGS = ("memory", "pools", "io_threads", "sidecar")
+_SAMPLE_SECONDS = 2.0
 # Options of the file beside the model; its context is that of a conversation.
 _OWN = ("memory", "pools", "io_threads", "threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
-    add("--text", type=Path, required=True, metavar="FILE", help="a text of the kind that you ask about")
+    add("--text", type=Path, metavar="FILE", help="a text of the kind that you ask about")
+    what = "take what others have published for this model, in a folder or at a URL"
+    add("--fetch", metavar="PLACE", help=what)
     what = "limit on the increase of perplexity (default: 1, without --max-kl)"
     add("--max-ppl-increase", type=float, metavar="PERCENT", help=what)
     what = "limit on the mean KL divergence from the predictions in high precision"
@@ -35,29 +49,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = CalibrationConfig.default_cost_chunks
     what = f"parts of the text for the costs of low precision (default: {default}; with --minutes 1)"
     add("--cost-chunks", type=int, metavar="N", help=what)
-    add("--per-expert", action="store_true", help="measure these costs for each expert, one run per expert")
     what = f"tokens per part (default: {EvaluationConfig.default_n_ctx})"
     add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
     add_thread_arguments(parser)
+    add_override_argument(parser)
     add_setting_arguments(parser, _SETTINGS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
+    if (args.text is None) == (args.fetch is None):
+        raise ConfigError("give --text FILE to calibrate on, or --fetch PLACE for what others have measured")
     if options := add_model_options(args, args.model, _OWN):
         print(f"pyhobbit: {options_path(args.model).name} sets {', '.join(options)}", file=sys.stderr)
     config = CalibrationConfig(
-        engine=engine_config(args, args.ctx),
+        engine=engine_config(args, args.ctx, without=("rule",)),
         max_ppl_increase=None if args.max_ppl_increase is None else args.max_ppl_increase / 100,
         max_kl=args.max_kl,
         max_chunks=args.chunks,
         rule=args.rule,
         cost_chunks=args.cost_chunks,
-        per_expert=args.per_expert,
         minutes=args.minutes,
     )
-    from pyhobbit.quality.calibration import calibrate  # takes some time to import
+    from pyhobbit.quality.stored import fetch, published_name  # takes some time to import
+
+    if args.fetch is not None:
+        print(
+            f"stored in {fetch(args.model, args.fetch, args.sidecar)}; it applies automatically from now on"
+        )
+        return 0
+    from pyhobbit.quality.calibration import calibrate
     from pyhobbit.quality.progress import Measurements
 
     try:
@@ -73,7 +94,34 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**report.as_dict(), "file": str(calibration_path(args.model))}, indent=2))
     else:
         print(report.summary())
-    path = report.calibration.write(args.model, report.lookahead)
+    path = report.calibration.write(args.model)
     if not args.json:
         print(f"stored in {path}; it applies automatically from now on")
+        print(
+            f"others get it by --fetch where a copy has the name {published_name(args.model, args.sidecar)}"
+        )
+        if report.has_low_tier:
+            print(_in_short(args.model, config.engine, report))
     return 0
+
+
+def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") -> str:
+    """The result in one sentence, with the speed that is measured before and after."""
+    from pyhobbit.engine.plan import lay_out
+    from pyhobbit.inspect.speed import estimate, measure_sample
+
+    def speed(quality: str) -> float:
+        config = replace(engine, cache=replace(engine.cache, quality=quality), n_ctx=None)
+        sample = measure_sample(model, config, _SAMPLE_SECONDS)
+        return estimate(lay_out(model, config), sample, None).tokens_per_second
+
+    quality = report.quality
+    share = quality.bytes_per_token / report.high_bytes_per_token
+    found = (
+        f"In short: {share:.0%} of the bytes per token, {quality.same_top1:.0%} of the next tokens the same"
+    )
+    try:
+        before, after = speed("lossless"), speed("small-loss")
+    except HobbitError as e:  # a model that ends every answer
+        return f"{found}; the speed cannot be measured: {e}"
+    return f"{found}, about {after:.4g} token/s in place of {before:.4g}"

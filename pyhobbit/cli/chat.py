@@ -5,7 +5,6 @@ import argparse
 import contextlib
 import io
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from pyhobbit.cli.options import (
     add_answer_arguments,
     add_engine_arguments,
     add_model_options,
-    add_projector_argument,
     add_rpc_devices,
     add_sampling_arguments,
     engine_config,
@@ -26,6 +24,7 @@ from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.model.names import check_model_file
 from pyhobbit.native.files import read_text
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, ChatConfig
 
@@ -37,7 +36,6 @@ _STANDARD_INPUT = Path("-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add_model_arguments(parser)
     _add_prompt(parser)
     add_sampling_arguments(parser)
@@ -49,20 +47,15 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and exit (default: read standard input)")
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
-    add_projector_argument(parser)
-    add("--image", type=Path, action="append", metavar="FILE", help="goes with the first message; repeatable")
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
     beams = "search N texts at a time and print the likeliest; for -p or --file, in place of sampling"
     add("--beams", type=int, metavar="N", help=beams)
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
-    head = "the model's own draft head (MTP) suggests the --drafts, where its file holds one"
-    add("--draft-head", action="store_true", help=head)
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     config = _config(args)
     check_model_arguments(args)
     if sys.stdout is None:
@@ -78,13 +71,11 @@ def run(args: argparse.Namespace) -> int:
         config = _config(args)
         if not config.quiet:
             _say(f"{options_path(model).name} sets {', '.join(options)}")
-    return chat(model, config, prompt, args.image or ())
+    return chat(model, config, prompt)
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
-    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts, draft_head=args.draft_head)
-    if args.image and args.mmproj is None:
-        raise ConfigError("--image needs the projector that comes with the model; give it with --mmproj FILE")
+    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
     if args.drafts and args.trace is not None:
         raise ConfigError(
             "--trace records each token once, and wrong drafts are tokens too; leave --drafts out"
@@ -99,6 +90,7 @@ def _config(args: argparse.Namespace) -> ChatConfig:
     return ChatConfig(
         engine=engine,
         sampling=sampling_config(args),
+        given=[name for name in SAMPLING_HELP if getattr(args, name) is not None],
         max_tokens=args.max_tokens,
         beams=args.beams,
         system=args.system,
@@ -114,24 +106,23 @@ def _prompt(args: argparse.Namespace) -> str | None:
     if args.file is not None and args.file != _STANDARD_INPUT:
         parts.append(read_text(args.file).removesuffix("\n"))
     elif args.file is not None or (not parts and not (sys.stdin and sys.stdin.isatty())):
-        parts.append(_piped_text())
+        parts.append(_piped_text(args.model))
     return "\n".join(parts) if parts else None
 
 
-def _piped_text() -> str:
+def _piped_text(model: Path | None) -> str:
     if sys.stdin is None:
         raise HobbitError("standard input is closed; give the prompt with -p")
+    if model is not None:
+        check_model_file(model)  # before one waits for a text
     text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
     if not text:
         raise HobbitError("standard input is empty; give the prompt there, or with -p")
     return text
 
 
-def chat(model: Path, config: ChatConfig, prompt: str | None = None, images: Sequence[Path] = ()) -> int:
-    """Answers `prompt`, or what is typed on the terminal. Returns the exit status. Raises HobbitError.
-
-    images: go with the first message.
-    """
+def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
+    """Answers `prompt`, or what is typed on the terminal. Returns the exit status. Raises HobbitError."""
     from pyhobbit.chat.answer import interrupting  # the engine takes the native libraries and some time
     from pyhobbit.chat.conversation import Conversation
     from pyhobbit.chat.progress import Progress
@@ -147,8 +138,6 @@ def chat(model: Path, config: ChatConfig, prompt: str | None = None, images: Seq
         conversation = Conversation(engine, config)
         if not config.quiet:
             _report_opening(model, conversation, config.engine.cache)
-        for image in images:
-            conversation.attach(image)
         if prompt is None:
             from pyhobbit.chat.session import talk  # prompt_toolkit takes some time too
 
@@ -173,12 +162,19 @@ def _answer_once(prompt: str, conversation: "Conversation", quiet: bool) -> int:
 
 
 def _report_opening(model: Path, conversation: "Conversation", cache: CacheConfig) -> None:
-    from pyhobbit.inspect.advice import gpu_text, unused_low_tier
+    from pyhobbit.inspect.advice import gpu_text, quality_text, unused_low_tier
+    from pyhobbit.native.devices import has_gpu
 
-    info = conversation.engine.info()
-    _say(f"GPU: {gpu_text(conversation.engine.devices() if info.cached else None)}")
+    info, placed = conversation.engine.info(), conversation.engine.placement
+    if has_gpu():
+        _say(f"GPU: {gpu_text(conversation.engine.devices() if info.cached else None)}")
+    if placed is not None and placed.text and not placed.is_told:
+        _say(f"placement: {placed.text}")
     if not info.cached:
-        _report_no_cache(info, cache)
+        if placed is None or placed.n_cpu is None:
+            _report_no_cache(info, cache)
+    elif quality := quality_text(model, cache):
+        _say(f"quality {quality}")
     elif unused := unused_low_tier(model, info, cache):
         _say(unused)
     if not conversation.has_template:

@@ -12,12 +12,10 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=f"one of {', '.join(_SHELLS)}")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status."""
     from argcomplete import shellcode
 
     print(shellcode(["pyhobbit"], shell=args.shell))

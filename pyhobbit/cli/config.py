@@ -13,7 +13,6 @@ from pyhobbit.cli.options import (
     add_answer_arguments,
     add_engine_arguments,
     add_model_options,
-    add_projector_argument,
     add_rpc_devices,
     add_sampling_arguments,
     engine_config,
@@ -23,6 +22,7 @@ from pyhobbit.cli.options import (
 from pyhobbit.errors import ConfigError
 from pyhobbit.model.file_names import calibration_path, options_path, sidecar_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
+from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, format_size
 from pyhobbit.settings.table import OPTIONS, default_text
 
@@ -49,18 +49,15 @@ class Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add_model_arguments(parser)
     parser.add_argument("--write", action="store_true", help="keep the given options in MODEL.toml")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_answer_arguments(parser)
     add_sampling_arguments(parser)
-    add_projector_argument(parser)
     add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     _chat_config(args)  # before a long download
     path = model_path(args) if args.model or args.hf_repo else None
     if args.write:
@@ -69,7 +66,15 @@ def run(args: argparse.Namespace) -> int:
     given = {name for name, value in vars(args).items() if value is not None}
     add_rpc_devices(args)
     config = _chat_config(args)
-    rows = settings(path, config.engine, config.sampling, given)
+    sampling = config.sampling
+    if path is not None:
+        from pyhobbit.model.gguf_file import read_gguf  # takes a while
+
+        check_model_file(path)
+        keys = read_gguf(path).metadata
+        config = replace(config, given=given)
+        sampling = config.sampling_of(lambda key: keys[key].value() if key in keys else None)
+    rows = settings(path, config.engine, sampling, given)
     rows += [Row("answers", name, vars(args)[name], "flag") for name in _ANSWERS if name in given]
     if path is not None:
         note = options_path(path).name
@@ -174,34 +179,24 @@ def _pool_rows(plan: "MemoryPlan") -> Iterator[Row]:
 
 
 def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
-    least, *_, most = engine.contexts
-    if engine.n_ctx is not None:
-        yield Row("engine", "ctx", engine.n_ctx, "flag")
-    elif plan is not None:
-        note = f"{least} to {most}, by memory; the model was trained for {plan.info.n_ctx_train}"
-        yield Row("engine", "ctx", plan.info.n_ctx, "computed", note)
-    else:
-        yield Row("engine", "ctx", None, "computed", f"{least} to {most}, by memory")
-    if engine.n_batch is not None:
-        yield Row("engine", "batch", engine.n_batch, "flag")
-    else:
-        value = None if plan is None else plan.n_batch
-        least, *_, most = engine.batches
-        yield Row("engine", "batch", value, "computed", f"{least} to {most}, by memory")
-    if engine.n_threads is not None:
-        yield Row("engine", "threads", engine.n_threads, "flag")
-    else:
-        value = None if plan is None else plan.info.n_threads
-        yield Row("engine", "threads", value, "computed", "one per processor core")
-    if engine.projector is not None:
-        note = "" if plan is None else f"{format_size(plan.projector)} of the memory"
-        yield Row("engine", "mmproj", str(engine.projector), "flag", note)
+    trained = "" if plan is None else f"; the model was trained for {plan.info.n_ctx_train}"
+    planned = (None,) * 3 if plan is None else (plan.info.n_ctx, plan.n_batch, plan.info.n_threads)
+    given = {
+        "ctx": (engine.n_ctx, f"{engine.contexts[0]} to {engine.contexts[-1]}, by memory{trained}"),
+        "batch": (engine.n_batch, f"{engine.batches[0]} to {engine.batches[-1]}, by memory"),
+        "threads": (engine.n_threads, "one per processor core"),
+    }
+    for (name, (own, note)), value in zip(given.items(), planned, strict=True):
+        is_given = own is not None
+        yield Row("engine", name, own, "flag") if is_given else Row("engine", name, value, "computed", note)
 
 
 def _sampling_rows(sampling: SamplingConfig, given: Collection[str]) -> Iterator[Row]:
+    default = asdict(SamplingConfig())
     for name, value in asdict(sampling).items():
         random = "random" if name == "seed" and value is None else ""
-        yield Row("sampling", name, value, "flag" if name in given else "default", random)
+        source = "flag" if name in given else "default" if value == default[name] else "file"
+        yield Row("sampling", name, value, source, random)
 
 
 def _table(path: Path | None, rows: Sequence[Row]) -> str:

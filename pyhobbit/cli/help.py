@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The help of the verbs: --help shows the common options on a small screen, --help-all every option."""
+"""The help of the verbs: --help shows the common options on a small screen, --help-all more of them, and
+--help-research those for papers."""
 
 import argparse
 import shutil
@@ -11,13 +12,13 @@ from typing import Any, NoReturn
 from pyhobbit.cli.status import complain
 
 COMMON: Mapping[str, Collection[str]] = {
-    "bench": ("model", "--prompts", "-n", "--reps", "--json", "--memory", "--ctx", "--t1", "--t2"),
+    "bench": ("model", "--prompts", "-n", "--reps", "--json", "--memory", "--ctx", "--quality"),
     "calibrate": ("model", "--text", "--max-ppl-increase", "--max-kl", "--chunks", "--memory"),
-    "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--ctx"),
-    "config": ("model", "--write", "--memory", "--ctx", "--t1", "--t2", "--json"),
+    "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--quality"),
+    "config": ("model", "--write", "--memory", "--ctx", "--quality", "--json"),
     "convert": ("model", "-o", "--low", "--low-from", "--high", "--imatrix", "--sidecar", "--dry-run"),
-    "inspect": ("model", "--trace", "--no-speed", "--json", "--memory", "--ctx", "--t1", "--t2"),
-    "serve": ("model", "--memory", "--ctx", "--host", "--port", "--api-key", "--parallel", "--llama-help"),
+    "inspect": ("model", "--no-speed", "--json", "--memory", "--ctx", "--quality"),
+    "serve": ("model", "--memory", "--quality", "--host", "--port", "--api-key", "--parallel"),
     "simulate": ("--trace", "--capacity", "--policy", "--t1", "--t2", "--predictor", "--json"),
 }
 """By verb, the options that --help shows, where that is not all of them."""
@@ -61,10 +62,15 @@ def _usage_word(action: argparse.Action) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of ours. declared: its arguments and options, which argparse has no public way to list."""
+    """A parser of ours. declared: its arguments and options, which argparse has no public way to list.
+
+    research: dests of options for papers and engineers.  example: arguments that --help shows.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.declared: list[argparse.Action] = []
+        self.example = ""
+        self.research: set[str] = set()
         super().__init__(*arguments, **{"formatter_class": HelpFormatter, "add_help": False, **named})
 
     def add_argument(self, *names: Any, **named: Any) -> argparse.Action:
@@ -80,12 +86,26 @@ class Parser(argparse.ArgumentParser):
         return group
 
     def add_help_options(self, common: Collection[str]) -> None:
-        """Declares --help, which shows the common options where these are named, and then --help-all."""
+        """Declares --help, which shows the common options where these are named, and then those for more."""
         self.add_argument("-h", "--help", action=_Help, const=common, help="show this help message and exit")
         if common:
-            self.add_argument("--help-all", action=_Help, const=(), help="show all options and exit")
+            self.add_argument("--help-all", action=_Help, const=(), help="show more options and exit")
+        if self.research:
+            what = "show the options for papers and engineers and exit"
+            self.add_argument("--help-research", action=_Help, const=self.research, help=what)
         words = filter(None, map(_usage_word, self.declared))
         self.usage = " ".join(["%(prog)s", *words, "[options]"])
+
+    def format_help(self) -> str:
+        """All but the options for research."""
+        hidden = {each: each.help for each in self.declared if each.dest in self.research}
+        try:
+            for each in hidden:
+                each.help = argparse.SUPPRESS
+            return super().format_help()
+        finally:
+            for each, text in hidden.items():
+                each.help = text
 
     def options(self) -> dict[str, int]:
         """By each name of each option, how many values it takes: 0 or 1."""
@@ -108,11 +128,12 @@ class Parser(argparse.ArgumentParser):
         formatter = HelpFormatter(self.prog, _COMMON_COLUMN)
         formatter.add_usage(self.usage, self.declared, ())
         formatter.add_text((self.description or "").strip().split("\n\n")[0])
-        formatter.start_section("common options")
+        formatter.start_section("for papers and engineers" if names is self.research else "common options")
         formatter.add_arguments(shown)
         formatter.end_section()
-        example = f"Example: {self.prog} {EXAMPLES[self.prog.split()[-1]]}"
-        formatter.add_text(f"{example}\nAll {len(self.declared)} options: {self.prog} --help-all")
+        example = f"Example: {self.prog} {self.example}"
+        n = sum(each.dest not in self.research for each in self.declared)
+        formatter.add_text(f"{example}\nAll {n} options: {self.prog} --help-all")
         return formatter.format_help()
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.cli.options import (
     add_engine_arguments,
     add_model_options,
-    add_projector_argument,
     add_rpc_devices,
     engine_config,
 )
@@ -33,22 +32,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add_model_arguments(parser)
     add = parser.add_argument
-    add("--trace", type=Path, metavar="FILE", help="estimate the speed for this trace of chat --trace")
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
     what = "bytes per second of the disk, in place of measuring; for USER/NAME"
     add("--disk-speed", type=parse_size, metavar="SIZE", help=what)
+    what = "draw token/s by memory to this file, such as speed-by-memory.png; needs matplotlib"
+    add("--plot", type=Path, metavar="FILE", help=what)
     add("--json", action="store_true", help="print everything as one JSON document")
-    add_projector_argument(parser)
-    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "timeline", "remember")])
+    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "timeline")])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
-    if args.trace is not None and args.no_speed:
-        raise ConfigError("--trace is for the speed estimate, which --no-speed skips; give one of them")
     config = engine_config(args, args.ctx, without=("trace", "timeline"))
     check_model_arguments(args)
     if args.hf_repo is not None:
@@ -88,7 +83,7 @@ def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
 
 
 def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None:
-    from pyhobbit.inspect import advice
+    from pyhobbit.inspect import advice, forecast
     from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
     from pyhobbit.settings.resolve import resolved
@@ -104,9 +99,12 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     }
     show: Any = (lambda *_, **__: None) if args.json else print
     rule = resolved(path, cache.settings(), "rule")
-    show(_rows_text({**_description(model), "precision": _precision_text(applied, rule)}))
+    rows = {**_description(model), "precision": _precision_text(applied, rule)}
+    if len(model.tiers) > 1:
+        rows["quality"] = advice.qualities(path, cache)
+    show(_rows_text(rows))
     asked = (cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)
-    if plan is None and any(each is not None for each in (config.n_ctx, config.projector, *asked)):
+    if plan is None and any(each is not None for each in (config.n_ctx, *asked)):
         raise HobbitError(error)  # the options cannot be met
     rows = {"memory": error}
     if plan is not None:
@@ -114,12 +112,14 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     show(f"\n{_rows_text(rows)}", flush=True)
     speed = None
     if plan is not None and not args.no_speed:
-        speed = measure(model, config, plan, args.trace)
+        speed = measure(model, config, plan)
         document["speed"] = {**asdict(speed), "tokens_per_second": speed.tokens_per_second}
-        rows = advice.speed_rows(plan, speed)
-        if speed.disk is not None:
-            rows["roof"] = _roof_text(path, plan.share_high, speed.disk.bytes_per_s)
-        show(f"\n{_rows_text(rows)}")
+        show(f"\n{_rows_text(advice.speed_rows(plan, speed))}")
+        if (found := forecast.forecast(model, config, plan, speed)) is not None:
+            document["forecast"] = asdict(found)
+            show("\n" + "\n".join(forecast.lines(found)) + "\n")
+            if args.plot is not None:
+                forecast.plot(found, model, args.plot)
     document["advice"] = []
     if plan is not None:
         may_add_low = default_low_types(model.routed_tensors()) is not None
@@ -129,19 +129,6 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         show(f"{'' if i else 'advice':<13} - {sentence}")
     if args.json:
         print(json.dumps(document, indent=2))
-
-
-def _roof_text(path: Path, share: float, disk: float) -> str:
-    """The speed that sizes alone let expect. share: of experts in memory.  disk: bytes/s."""
-    from pyhobbit.model.model_file import model_parts
-    from pyhobbit.model.recommend import MEMORY_SPEED, weights_of  # huggingface_hub takes half a second
-
-    files = model_parts(path)
-    weights = weights_of(files, sum(file.size for file in files))
-    of_token, experts = format_size(weights.rest + weights.used_experts), format_size(weights.used_experts)
-    speed = f"{weights.rate(share, disk):.3g} token/s, by sizes"
-    memory = f"{of_token} at {format_size(MEMORY_SPEED)}/s from memory"
-    return f"{speed}: {memory}, and (1 - {share:.0%})² of {experts} at {format_size(disk)}/s from the disk"
 
 
 def _plan(path: Path, config: EngineConfig) -> "tuple[MemoryPlan | None, str]":

@@ -8,16 +8,14 @@ Settings of the cache: --override-kv hobbit.t1=float:0.6
 import argparse
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NoReturn
 
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, did_you_mean
 from pyhobbit.native import programs
 from pyhobbit.native.paths import BIN_DIR
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     known = f"one of {', '.join(_known())}"
     parser.add_argument("program", metavar="PROGRAM", help=known)
     parser.add_argument("arguments", nargs="*", metavar="...", help="its arguments, which are passed on")
@@ -35,8 +33,7 @@ def run(args: argparse.Namespace) -> NoReturn:
     known = _known()
     name = re.sub(r"^(llama|ggml)-", "", args.program)
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        hint = did_you_mean(name, known, f"there are {', '.join(known)}")
         raise ConfigError(f"there is no program '{args.program}' of llama.cpp; {hint}")
     programs.become([str(BIN_DIR / known[name]), *args.arguments])
 

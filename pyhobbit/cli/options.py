@@ -2,14 +2,24 @@
 """Options that several verbs share. Those of the expert cache come from the engine's table of settings."""
 
 import argparse
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pyhobbit.cli.help import Parser
 from pyhobbit.errors import ConfigError
-from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, SamplingConfig, parse_size
-from pyhobbit.settings.table import OPTIONS, default_text
+from pyhobbit.settings.config import (
+    SAMPLING_HELP,
+    CacheConfig,
+    EngineConfig,
+    SamplingConfig,
+    Setting,
+    parse_size,
+)
+from pyhobbit.settings.papers import PAPER_HELP, paper_text, settings_of
+from pyhobbit.settings.table import OPTIONS, RESEARCH, default_text
 
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "number": {"type": float, "metavar": "F"},
@@ -20,6 +30,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
     "text": {"metavar": "NAME"},
     "path": {"type": Path, "metavar": "FILE"},
 }
+_LEAST_BYTES = 1000  # a number below this is no size in bytes
 _LIST = {"metavar": "F,..."}
 _CACHE = "expert cache (a calibrated model has defaults of its own)"
 _NO_DEFAULTS: Mapping[str, str] = {}
@@ -36,6 +47,8 @@ def add_setting_arguments(
     defaults: texts for defaults that are the verb's own, by name.  is_group: under a title.
     """
     group = parser.add_argument_group(_CACHE) if is_group else parser
+    if is_group and isinstance(parser, Parser):
+        parser.research |= set(names).intersection(RESEARCH)
     for name in names:
         specs = OPTIONS[name]
         kind = _LIST if len(specs) > 1 else _KINDS[specs[0].kind]
@@ -51,7 +64,11 @@ def setting_help(name: str, default: str | None = None) -> str:
 
 
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
-    """The settings of the cache; without: names of options that are not the cache's. Raises ConfigError."""
+    """The settings of the cache; without: names of options that are not the cache's. Raises ConfigError.
+
+    The first call sets the options of --paper that were not given, in args.
+    """
+    _take_paper(args)
     given = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
     config = CacheConfig(
         **{name: setting_value(name, each) for name, each in given.items() if each is not None}
@@ -63,12 +80,27 @@ def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> Cac
     return config
 
 
+def _take_paper(args: argparse.Namespace) -> None:
+    paper, args.paper = getattr(args, "paper", None), None
+    if paper is not None:
+        if getattr(args, "quality", None) is not None:
+            raise ConfigError("--paper and --quality both choose the precision; leave one of them out")
+        chosen = settings_of(paper, vars(args))
+        vars(args).update(chosen)
+        if not getattr(args, "quiet", False):
+            print(f"pyhobbit: {paper_text(paper, chosen)}", file=sys.stderr)
+
+
 def setting_value(name: str, given: Any) -> Any:
     """An option of the cache as it is set; given: as on the command line, or a value. Raises ConfigError."""
     specs = OPTIONS[name]
     if len(specs) > 1 and isinstance(given, str):
         return numbers(given, ",", f"--{name}")
-    return parse_size(given) if specs[0].kind == "size" and isinstance(given, str) else given
+    if specs[0].kind != "size" or not isinstance(given, str):
+        return given
+    if given.strip().isdecimal() and int(given) < _LEAST_BYTES:
+        raise ConfigError(f"--{name.replace('_', '-')} {given} is {given} bytes; for GiB write {given}G")
+    return parse_size(given)
 
 
 def add_model_options(
@@ -95,30 +127,61 @@ def numbers(text: str, separator: str, option: str, kind: type = float) -> tuple
         raise ConfigError(f"{option} takes numbers with '{separator}' between them, not '{text}'") from None
 
 
-def add_engine_arguments(
-    parser: argparse.ArgumentParser,
-    names: Collection[str] = tuple(OPTIONS),
-    defaults: Mapping[str, str] = _NO_DEFAULTS,
-) -> None:
+def add_override_argument(parser: argparse.ArgumentParser) -> None:
+    """Declares --override-kv, which engine_config() takes."""
+    what = "metadata in place of the file's, e.g. qwen3moe.expert_used_count=int:4"
+    parser.add_argument("--override-kv", metavar="KEY=TYPE:VALUE,...", help=what)
+    if isinstance(parser, Parser):
+        parser.research.add("override_kv")
+
+
+def overrides(text: str) -> dict[str, Setting]:
+    """The values of --override-kv by key; text: as llama.cpp takes it. Raises ConfigError."""
+    kinds: Mapping[str, Callable[[str], Setting]] = {
+        "int": int,
+        "float": float,
+        "bool": {"true": True, "false": False}.__getitem__,
+        "str": str,
+    }
+    found = {}
+    for each in filter(None, text.split(",")):
+        key, _, typed = each.partition("=")
+        kind, _, value = typed.partition(":")
+        if key.startswith("hobbit."):
+            raise ConfigError(f"--override-kv {key}: settings of the expert cache are options of their own")
+        try:
+            found[key] = kinds[kind](value)
+        except (KeyError, ValueError):
+            form = f"KEY=TYPE:VALUE with a type of {', '.join(kinds)}"
+            raise ConfigError(f"--override-kv takes {form}, not {each}") from None
+    return found
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, names: Collection[str] = tuple(OPTIONS)) -> None:
     """Declares how a model is opened: context, threads, log, settings of the expert cache, further devices.
 
-    engine_config() and add_rpc_devices() take the parsed arguments.  names, defaults: as for
-    add_setting_arguments().
+    engine_config() and add_rpc_devices() take the parsed arguments.  names: as for add_setting_arguments().
     """
     least, *_, most = EngineConfig.contexts
     context = f"tokens of context (default: {least} to {most}, by memory; at most the model's)"
     parser.add_argument("--ctx", type=int, metavar="N", help=context)
     add_batch_argument(parser)
+    for name, of in (("k", "keys"), ("v", "values")):
+        what = f"type of the {of} in the KV cache: {', '.join(EngineConfig.kv_types)} (default: f16)"
+        parser.add_argument(f"--cache-type-{name}", metavar="TYPE", help=what)
     add_thread_arguments(parser)
     what = "add GPUs of other machines running ggml-rpc-server; they are named RPC0, RPC1 ..."
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
-    add_setting_arguments(parser, names, defaults)
+    add_override_argument(parser)
+    add_setting_arguments(parser, names)
+    add_paper_argument(parser)
 
 
-def add_projector_argument(parser: argparse.ArgumentParser) -> None:
-    """Declares --mmproj, which engine_config() takes."""
-    what = "the model's projector, for images; its memory counts in --memory"
-    parser.add_argument("--mmproj", type=Path, metavar="FILE", help=what)
+def add_paper_argument(parser: argparse.ArgumentParser) -> None:
+    """Declares --paper, which cache_config() takes."""
+    parser.add_argument("--paper", metavar="NAME", help=PAPER_HELP)
+    if isinstance(parser, Parser):
+        parser.research.add("paper")
 
 
 def add_batch_argument(parser: argparse._ActionsContainer) -> None:
@@ -139,9 +202,16 @@ def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collecti
     """The config of an engine; without: as for cache_config(). Raises ConfigError."""
     cache = cache_config(args, without)
     n_batch = getattr(args, "batch", None)
-    projector = getattr(args, "mmproj", None)
+    names = ("cache_type_k", "cache_type_v")
+    types: dict[str, Any] = {name: kind for name in names if (kind := getattr(args, name, None)) is not None}
     return EngineConfig(
-        cache, n_ctx, n_batch, n_threads=args.threads, projector=projector, verbose=args.verbose
+        cache,
+        n_ctx,
+        n_batch,
+        n_threads=args.threads,
+        verbose=args.verbose,
+        overrides=overrides(getattr(args, "override_kv", None) or ""),
+        **types,
     )
 
 

@@ -2,6 +2,7 @@
 """Lists the running commands of pyhobbit with their model and memory."""
 
 import argparse
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -15,21 +16,23 @@ _VERBS = ("bench", "calibrate", "chat", "convert", "inspect", "run", "serve", "s
 
 @dataclass(frozen=True)
 class Running:
-    """A process. memory: bytes of its resident set.  model: as it was given, "" for none."""
+    """A process. memory: bytes of its resident set.  model: as it was given, "" for none.
+
+    address: HOST:PORT of a server, "" else, and for the servers of a folder's models.
+    """
 
     pid: int
     command: str
     model: str
     memory: int
+    address: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     found = running()
     if args.json:
         print(json.dumps([asdict(each) for each in found], indent=2))
@@ -61,7 +64,18 @@ def _process(folder: Path) -> Running | None:
     if command is None:
         return None
     memory = int(status.split("VmRSS:")[1].split()[0]) * 1024
-    return Running(int(folder.name), command, _model(arguments), memory)
+    return Running(int(folder.name), command, _model(arguments), memory, _address(command, arguments, folder))
+
+
+def _address(command: str, arguments: list[str], folder: Path) -> str:
+    environment = b""
+    with contextlib.suppress(OSError):  # somebody else's
+        environment = (folder / "environ").read_bytes()
+    if command != "serve" or b"LLAMA_SERVER_ROUTER_PORT=" in environment:
+        return ""
+    given = dict(pairwise(arguments))
+    host = given.get("--host", "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
+    return f"{host}:{given.get('--port', '8080')}"
 
 
 def _command(words: list[str]) -> tuple[str | None, list[str]]:

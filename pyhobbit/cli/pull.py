@@ -11,12 +11,10 @@ from pyhobbit.model.model_path import add_model_arguments, check_model_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     check_model_arguments(args)
     if args.model is not None:
         raise ConfigError(f"{args.model} is not on Hugging Face; write USER/NAME[:QUANT] or an address there")

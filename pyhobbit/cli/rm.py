@@ -9,12 +9,10 @@ from pyhobbit.settings.config import format_size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     from pyhobbit.model.downloaded import remove  # huggingface_hub takes a while
 
     check_model_arguments(args)

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import csv
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyhobbit.cli import server_flags
+from pyhobbit.cli.habits import ignore
 from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
     add_batch_argument,
+    add_paper_argument,
     add_setting_arguments,
     cache_config,
 )
 from pyhobbit.cli.server_flags import SERVER, known, value
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import model_stem, options_path
+from pyhobbit.model.file_names import EXACT, model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.programs import become
+from pyhobbit.quality.idle import calibrate_beside
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, Setting, format_size
 
 if TYPE_CHECKING:
+    from pyhobbit.engine.placement import Placed
     from pyhobbit.engine.plan import MemoryPlan
 
 _HOST, _PORT = "127.0.0.1", "8080"
@@ -63,8 +68,6 @@ _MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *_MODEL_FOLDERS)
 # Make it hold another amount of memory than the plan knows of.
 _MEMORY_FLAGS = (
     "--batch-size",
-    "--cache-type-k",
-    "--cache-type-v",
     "--cpu-moe",
     "--device",
     "--gpu-layers",
@@ -88,6 +91,8 @@ _FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")
 _SERVER_NAMES = {
     "ctx": "--ctx-size",
     "threads": "--threads",
+    "cache_type_k": "--cache-type-k",
+    "cache_type_v": "--cache-type-v",
     "max_tokens": "--n-predict",
     **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
 }
@@ -104,6 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_batch_argument(parser)
     add_setting_arguments(parser)  # llama-server's own --device is -dev
+    add_paper_argument(parser)
+    what = "calibrate on this text while no request is computed, by a quarter of --memory"
+    parser.add_argument("--calibrate-idle", type=Path, metavar="FILE", help=what)
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
         group.add_argument(flag, metavar=metavar, help=what)
@@ -130,6 +138,8 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
             ours += [argument, *server_flags.take(rest, n_values)]
         elif name in flags:
             theirs += [name, *(given or server_flags.take(rest, flags[name].n_values))]
+        elif ignore(name, bool(given), rest):
+            continue
         elif argument.startswith("-"):
             raise ConfigError(server_flags.unknown(argument, [*own, *_PASSED_ON]))
         else:
@@ -158,11 +168,14 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
     """Arguments of a llama-server that finds its models itself. Raises ConfigError."""
     from pyhobbit.engine.plan import check_limit  # loads the libraries
 
+    if args.calibrate_idle is not None:
+        raise ConfigError("--calibrate-idle calibrates one model; serve it alone")
     check_limit(cache.memory)
     each, passed_on = _of_several(cache, args.passed_on)
     _print_rows(_several_rows(cache.memory, each.memory, passed_on))
-    settings = _of_model(each, passed_on).settings()
-    return [*_no_warmup(passed_on), *server_arguments(settings, args.batch, passed_on)]
+    passed_on = _with_listed_models(passed_on)
+    own = _of_model(each, passed_on)
+    return [*_no_warmup(passed_on), *server_arguments(own.settings(), args.batch, passed_on)]
 
 
 def _arguments_of_model(args: argparse.Namespace) -> list[str]:
@@ -172,15 +185,20 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     own = _add_model_options(args, model)
     cache = cache_config(args)
     images, of_model = _beside_images(model, _of_model(cache, args.passed_on), args)
+    placed = _placed(model, of_model, args)
+    idle, of_model = calibrate_beside(model, args.calibrate_idle, placed.cache)
     plan = _check_memory(model, of_model, args.batch, args.passed_on)
     if plan is not None and plan.chose_context:
         args.passed_on += ["--ctx-size", str(plan.info.n_ctx)]
     options = {"options": f"{options_path(model).name} sets {', '.join(own)}"} if own else {}
-    _report(model, plan, cache, {**images, **options, "address": _address(args.passed_on)})
+    if placed.n_cpu is not None:
+        args.passed_on += ["--n-cpu-moe", str(placed.n_cpu)]
+    others = {**images, **idle, **options, "address": _address(args.passed_on)}
+    _report(model, plan, cache, {**({"placement": placed.text} if placed.text else {}), **others})
     cached = plan is not None and plan.info.cached
     arguments = ["-m", str(model)]
     if value("--alias", args.passed_on) is None:
-        arguments += ["--alias", model_stem(model)]
+        arguments += ["--alias", f"{model_stem(model)},{model_stem(model)}{EXACT}"]
     if plan is None or cached:
         arguments += _no_warmup(args.passed_on)
     n_batch = plan.n_batch if plan is not None and cached else args.batch
@@ -219,10 +237,12 @@ def _add_model_options(args: argparse.Namespace, model: Path) -> list[str]:
 
 def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, others: Mapping[str, str]) -> None:
     """Prints what is served, before llama-server's log."""
-    from pyhobbit.inspect.advice import serving_rows, unused_low_tier  # loads the libraries
+    # loads the libraries
+    from pyhobbit.inspect.advice import quality_text, serving_rows, unused_low_tier
 
     rows = {"model": model.name} if plan is None else serving_rows(plan)
-    _print_rows({**rows, **others})
+    quality = quality_text(model, cache)
+    _print_rows({**rows, **({"quality": quality} if quality else {}), **others})
     if plan is not None and (unused := unused_low_tier(model, plan.info, cache)):
         print(f"pyhobbit: {unused}", file=sys.stderr)
 
@@ -245,6 +265,21 @@ def _several_rows(total: int | None, each: int | None, passed_on: Sequence[str])
     return {**rows, "address": _address(passed_on)}
 
 
+def _with_listed_models(passed_on: Sequence[str]) -> list[str]:
+    """With exactly the models of --models-dir, unless presets are given as well. Raises HobbitError."""
+    folder = value("--models-dir", passed_on)
+    if folder is None or value("--models-preset", passed_on) is not None:
+        return [*passed_on]
+    from pyhobbit.cli.model_folder import find_models, preset_file
+
+    presets, problems = find_models(Path(folder))
+    _print_rows({"names": ", ".join(presets) or "none"})
+    for problem in problems:
+        print(f"pyhobbit: skipped   {problem}", file=sys.stderr)
+    os.environ.pop("LLAMA_ARG_MODELS_DIR", None)
+    return [*server_flags.without("--models-dir", passed_on)[0], "--models-preset", preset_file(presets)]
+
+
 def _address(passed_on: Sequence[str]) -> str:
     host = str(value("--host", passed_on, _HOST)).split(",")[0]
     if host.endswith(".sock"):
@@ -255,7 +290,9 @@ def _address(passed_on: Sequence[str]) -> str:
     scheme = "http" if value("--ssl-cert-file", passed_on) is None else "https"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     has_page = server_flags.has_web_page() and not {"--no-ui", "--no-webui"}.intersection(passed_on)
-    return f"{url}{' with the web page' if has_page else ''}, OpenAI's API at {url}/v1"
+    return (
+        f"{url}{' with the web page' if has_page else ''}, the cache at {url}/panel, OpenAI's API at {url}/v1"
+    )
 
 
 def _of_several(cache: CacheConfig, passed_on: Sequence[str]) -> tuple[CacheConfig, Sequence[str]]:
@@ -352,14 +389,14 @@ def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[st
 
 @dataclass(frozen=True)
 class _ServerConfig(EngineConfig):
-    """Slots share the context, so all of it may be more than the model was trained for."""
+    """Slots share the context, so all of it may be more than the model was trained for, but no slot's."""
 
     contexts: ClassVar[tuple[int, ...]] = _CONTEXTS
     max_beams: ClassVar[int] = 256  # LLAMA_MAX_SEQ
     keeps_states: ClassVar[bool] = True  # by its checkpoints
 
     def context_tokens(self, trained: int) -> int:
-        return self.n_ctx or self.contexts[0]
+        return self.n_ctx or min(trained * self.n_beams, self.contexts[0])
 
 
 def _beside_images(
@@ -371,11 +408,19 @@ def _beside_images(
         return {}, cache
     from pyhobbit.engine.plan import beside_projector  # loads the libraries
 
-    def without(config: EngineConfig) -> "MemoryPlan | None":
-        return _check_memory(model, config.cache, args.batch, args.passed_on)
+    def without(cache: CacheConfig) -> "MemoryPlan | None":
+        return _check_memory(model, cache, args.batch, args.passed_on)
 
-    config, taken = beside_projector(model, EngineConfig(cache, projector=Path(given)), without)
-    return {"images": f"{Path(given).name}, {format_size(taken)} more"}, config.cache
+    cache, taken = beside_projector(model, Path(given), cache, without)
+    return {"images": f"{Path(given).name}, {format_size(taken)} more"}, cache
+
+
+def _placed(model: Path, cache: CacheConfig, args: argparse.Namespace) -> "Placed":
+    """The cache or llama.cpp's layers; as given where flags decide about the memory. Raises HobbitError."""
+    from pyhobbit.engine.placement import Placed, choose  # loads the libraries
+
+    config = _server_config(cache, args.batch, args.passed_on)
+    return Placed(cache, None) if config is None else choose(model, config)
 
 
 def _slots(passed_on: Sequence[str]) -> tuple[int, bool]:
@@ -409,6 +454,22 @@ def _head(passed_on: Sequence[str]) -> dict[str, Any]:
     return {"draft_head": True, "n_drafts": min(max(n, 1), EngineConfig.max_drafts)}
 
 
+def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]) -> _ServerConfig | None:
+    """The config for the plan; None where other flags decide about the model's memory."""
+    context = value("--ctx-size", passed_on)
+    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
+    if unknown or not (context is None or context.isdecimal()):
+        return None
+    # with 0 llama-server takes what fits
+    n_ctx = None if context is None else max(int(context), _LEAST_CONTEXT)
+    n_slots, shares = _slots(passed_on)
+    types: dict[str, Any] = {
+        name: value(_SERVER_NAMES[name], passed_on) or "f16" for name in ("cache_type_k", "cache_type_v")
+    }
+    head = _head(passed_on)
+    return _ServerConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares, **types, **head)
+
+
 def _check_memory(
     model: Path, cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]
 ) -> "MemoryPlan | None":
@@ -417,21 +478,22 @@ def _check_memory(
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
     """
     from pyhobbit.engine.plan import check_limit, lay_out  # loads the libraries, as machine does
+    from pyhobbit.native.ffi import lib
     from pyhobbit.native.machine import resident_memory
 
     check_limit(cache.memory)
-    context = value("--ctx-size", passed_on)
-    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
-    if unknown or not (context is None or context.isdecimal()):
+    config = _server_config(cache, n_batch, passed_on)
+    if config is None:
         return None
-    # with 0 llama-server takes what fits
-    n_ctx = None if context is None else max(int(context), _LEAST_CONTEXT)
-    n_slots, shares = _slots(passed_on)
-    config = _ServerConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares, **_head(passed_on))
     most, least = _checkpoints(passed_on)
-    checkpoints: dict[str, Any] = {"hobbit.snapshots": most, "hobbit.least_snapshots": least}
+    sees = value("--mmproj", passed_on) is not None
+    beside: dict[str, Any] = {
+        "hobbit.snapshots": most,
+        "hobbit.least_snapshots": least,
+        "hobbit.requests": lib.hobbit_request_bytes(config.n_ctx or 0, cache.memory or 0, sees),
+    }
     try:
-        return lay_out(model, config, **checkpoints)
+        return lay_out(model, config, **beside)
     except HobbitError as e:
         if cache.memory is None:
             raise
@@ -439,7 +501,7 @@ def _check_memory(
         of_python = resident_memory()
         larger = replace(config, cache=replace(cache, memory=cache.memory + of_python))
         with contextlib.suppress(HobbitError):
-            plan = lay_out(model, larger, **checkpoints)
+            plan = lay_out(model, larger, **beside)
             return replace(plan, info=replace(plan.info, memory=cache.memory))
         raise HobbitError(
             f"{e}; the server has no Python in it, so up to {format_size(of_python)} less may work"

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +24,25 @@ _SETTINGS = ("t1", "t2", "low_share", "weights")
 _BITS_HIGH, _BITS_LOW = 16.0, 4.5  # bits of f16 and q4_0
 
 
-@dataclass(frozen=True)
-class Run:
-    """One policy at one capacity. relative_to_lru: of the miss penalties; None where LRU never misses."""
+# Columns of the table: the key of a run's document, and its format.
+_COLUMNS = {
+    "capacity": ("capacity", ".3f"),
+    "hit rate": ("hit_rate", ".4f"),
+    "  high": ("share_high", ".1%"),
+    "   low": ("share_low", ".1%"),
+    "skipped": ("share_skipped", ".1%"),
+    "misses/token": ("misses_per_token", ".2f"),
+    "penalty/token": ("penalty_per_token", ".2f"),
+    "to LRU": ("relative_to_lru", ".3f"),
+}
+_JUDGED = {"recall": ("recall", ".1%"), "precision": ("precision_on_misses", ".1%")}
+_DERIVED = ("hit_rate", "misses_per_token", "penalty_per_token", "recall", "precision_on_misses")
 
-    policy: str
-    capacity: float
-    slots_high: int
-    slots_low: int
-    result: "SimulationResult"
-    relative_to_lru: float | None
+Run = dict[str, Any]
+"""One policy at one capacity, as JSON has it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     _add_cache(parser)
     _add_replay(parser)
     add_setting_arguments(parser, _SETTINGS, is_group=False)
@@ -62,8 +67,8 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     """The options of what is replayed, counted and printed."""
     add = parser.add_argument
     what = (
-        "trace of an earlier run, whose decoding says which experts are used: pools and policies begin with "
-        "it, and the policy static needs it"
+        "trace of an earlier run, whose decoding says which experts are used, and on which paths: pools, "
+        "policies and predictors begin with it, and the policy static needs it"
     )
     add("--prior", type=Path, metavar="FILE", help=what)
     add("--seed", type=int, default=0, metavar="N", help="seed of the policy random (default: %(default)s)")
@@ -78,14 +83,13 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     _check(args)
     from pyhobbit.routing.trace import read_trace  # takes the native libraries and some time
 
     trace = read_trace(args.trace)
-    prior = () if args.prior is None else _prior(args.prior, trace)
+    earlier = None if args.prior is None else _earlier(args.prior, trace)
     routes = trace.routes if args.split is None else trace.split(*_parse_split(args.split))
-    base = _base(trace, args, prior)
+    base = _base(trace, args, earlier)
     policies = _policies(args, base)
     runs = [
         run
@@ -110,7 +114,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"the seed is {args.seed}; it must lie between 0 and 2^64 - 1")
 
 
-def _prior(path: Path, of: "Trace") -> tuple[float, ...]:
+def _earlier(path: Path, of: "Trace") -> "Trace":
     from pyhobbit.routing.trace import read_trace
 
     trace = read_trace(path)
@@ -118,10 +122,10 @@ def _prior(path: Path, of: "Trace") -> tuple[float, ...]:
         raise ConfigError(
             f"--prior: {path} is a trace of another model than {of.path}; record one of this model"
         )
-    return trace.prior()
+    return trace
 
 
-def _base(trace: "Trace", args: argparse.Namespace, prior: tuple[float, ...]) -> "Simulation":
+def _base(trace: "Trace", args: argparse.Namespace, earlier: "Trace | None") -> "Simulation":
     """Parameters that all runs share."""
     from pyhobbit.routing.trace import Simulation
 
@@ -140,8 +144,9 @@ def _base(trace: "Trace", args: argparse.Namespace, prior: tuple[float, ...]) ->
         bits_high=args.bits_high,
         bits_low=args.bits_low,
         seed=args.seed,
-        prior=prior,
+        prior=() if earlier is None else earlier.prior(),
         predictor=args.predictor,
+        paths=() if earlier is None else earlier.paths(),
     )
 
 
@@ -176,8 +181,23 @@ def _run_policies(
     }
     lru = results[_LRU].penalty
     for name in policies:
-        result = results[name]
-        yield Run(name, capacity, high, low, result, result.penalty / lru if lru else None)
+        relative = results[name].penalty / lru if lru else None
+        own = {"policy": name, "capacity": capacity, "slots_high": high, "slots_low": low}
+        yield {**own, "relative_to_lru": relative, **_figures(results[name], base)}
+
+
+def _figures(result: "SimulationResult", base: "Simulation") -> dict[str, Any]:
+    """bits_per_token: that were loaded, of one weight in each expert."""
+    high, low, skipped = result.shares
+    bits = result.misses_high * base.bits_high + result.misses_low * base.bits_low
+    return {
+        **asdict(result),
+        **{name: getattr(result, name) for name in _DERIVED},
+        "share_high": high,
+        "share_low": low,
+        "share_skipped": skipped,
+        "bits_per_token": bits / result.n_tokens,
+    }
 
 
 def _parse_split(text: str) -> tuple[int, int]:
@@ -188,33 +208,15 @@ def _parse_split(text: str) -> tuple[int, int]:
 
 
 def _table(runs: Sequence[Run], judged: bool) -> str:
-    width = max(len("policy"), *(len(run.policy) for run in runs))
-    lines = [
-        f"{'policy':<{width}}  capacity  hit rate    high     low  skipped"
-        "  misses/token  penalty/token  to LRU" + ("  recall  precision" if judged else "")
-    ]
-    lines += [
-        f"{run.policy:<{width}}  {_table_row(run)}" + (_prediction(run.result) if judged else "")
-        for run in runs
-    ]
+    columns = _COLUMNS | (_JUDGED if judged else {})
+    width = max(len("policy"), *(len(run["policy"]) for run in runs))
+    lines = ["  ".join(["policy".ljust(width), *columns])]
+    for run in runs:
+        cells = [run["policy"].ljust(width)]
+        for title, (key, how) in columns.items():
+            cells.append(("-" if run[key] is None else format(run[key], how)).rjust(len(title)))
+        lines.append("  ".join(cells))
     return "\n".join(lines)
-
-
-def _table_row(run: Run) -> str:
-    result = run.result
-    high, low, skipped = result.shares
-    relative = "-" if run.relative_to_lru is None else f"{run.relative_to_lru:.3f}"
-    return (
-        f"{run.capacity:8.3f}  {result.hit_rate:8.4f}  {high:6.1%}  {low:6.1%}  {skipped:7.1%}"
-        f"  {result.misses_per_token:12.2f}  {result.penalty_per_token:13.2f}  {relative:>6}"
-    )
-
-
-def _prediction(result: "SimulationResult") -> str:
-    recall, precision = (
-        "-" if share is None else f"{share:.1%}" for share in (result.recall, result.precision_on_misses)
-    )
-    return f"  {recall:>6}  {precision:>9}"
 
 
 def _document(
@@ -222,7 +224,7 @@ def _document(
 ) -> dict[str, Any]:
     common = asdict(base)
     # these belong to one run each, and are long
-    for left_out in ("policy", "slots_high", "slots_low", "prior"):
+    for left_out in ("policy", "slots_high", "slots_low", "prior", "paths"):
         del common[left_out]
     return {
         "trace": str(trace.path),
@@ -231,21 +233,5 @@ def _document(
         **common,
         "n_used_by_layer": trace.n_used_by_layer,
         "low_share": low_share,
-        "runs": [_run_document(run, base.bits_high, base.bits_low) for run in runs],
-    }
-
-
-def _run_document(run: Run, bits_high: float, bits_low: float) -> dict[str, Any]:
-    """bits_per_token: that were loaded, of one weight in each expert."""
-    result = run.result
-    high, low, skipped = result.shares
-    derived = ("hit_rate", "misses_per_token", "penalty_per_token", "recall", "precision_on_misses")
-    values = {**asdict(run), **asdict(result), **{name: getattr(result, name) for name in derived}}
-    del values["result"]
-    return {
-        **values,
-        "share_high": high,
-        "share_low": low,
-        "share_skipped": skipped,
-        "bits_per_token": (result.loads_high * bits_high + result.loads_low * bits_low) / result.n_tokens,
+        "runs": list(runs),
     }

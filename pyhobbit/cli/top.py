@@ -26,6 +26,7 @@ _TIMEOUT_S = 5
 _BARS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 30
 _HISTORY = 60  # intervals
+_SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
 _CLEAR = "\x1b[H\x1b[2J"
 
 Sample = Mapping[str, Any]
@@ -33,9 +34,8 @@ Sample = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
     add = parser.add_argument
-    add("url", nargs="?", default=_URL, metavar="URL", help="address of the server (default: %(default)s)")
+    add("url", nargs="?", metavar="URL", help="address, HOST:PORT too (default: the server of this machine)")
     add("--model", metavar="NAME", help="which model, of a server of several")
     add("--api-key", metavar="KEY", help="key of the server, if it wants one")
     add("--interval", type=float, default=1.0, metavar="S", help="seconds (default: %(default)g)")
@@ -43,16 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the verb with parsed options; returns the exit status. Raises HobbitError, KeyboardInterrupt."""
     if not 0.1 <= args.interval <= 3600:
         raise ConfigError(f"--interval is {args.interval:g}; give seconds from 0.1 to 3600")
-    url = args.url.rstrip("/").removesuffix("/v1")
+    url = (args.url or _own_address()).rstrip("/").removesuffix("/v1")
+    url = url if "://" in url else f"http://{url}"
     before = _ask(url, args.model, args.api_key)
     rates: deque[float] = deque(maxlen=_HISTORY)
     while True:
         time.sleep(args.interval)
         now = _ask(url, args.model, args.api_key)
-        rates.append(_per_second(before, now, "layers_computed") / now["n_layers"])
+        rates.append(tokens(before, now) / (now["at"] - before["at"]))
         text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates, _memory())])
         if args.once or not sys.stdout.isatty():
             print(text, flush=True)
@@ -62,6 +62,16 @@ def run(args: argparse.Namespace) -> int:
         if args.once:
             return 0
         before = now
+
+
+def _own_address() -> str:
+    """The address of this machine's only server. Raises ConfigError where there are several."""
+    addresses = {each.address for each in running() if each.address}
+    if len(addresses) > 1:
+        raise ConfigError(
+            f"several servers run here; give the address of one: {', '.join(sorted(addresses))}"
+        )
+    return next(iter(addresses), _URL)
 
 
 def _ask(url: str, model: str | None, key: str | None) -> Sample:
@@ -103,13 +113,13 @@ def _memory() -> int | None:
 
 def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | None) -> Iterator[str]:
     """The screen. rates: passes per second of the intervals so far.  memory: bytes of the process."""
-    passes = rates[-1]
+    rate = rates[-1]
     peak = max(rates) or 1.0
     history = "".join(_BARS[round(rate / peak * (len(_BARS) - 1))] for rate in rates)
-    yield f"token/s   {passes:7.1f}  {history}"
-    yield "          (passes over all layers: one token per request, or part of a prompt)"
-    waiting = _per_second(before, now, "stall_s")
-    experts = max(0.0, _per_second(before, now, "compute_s") - waiting)
+    yield f"token/s   {rate:7.1f}  {history}"
+    yield "          (of all requests, in prompts and answers)"
+    waiting = min(1.0, _per_second(before, now, "stall_s"))
+    experts = min(1.0 - waiting, max(0.0, _per_second(before, now, "compute_s") - waiting))
     yield ""
     for name, share in (
         ("experts", experts),
@@ -121,16 +131,27 @@ def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | Non
     for tier in ("high", "low"):
         if now[f"pool_slots_{tier}"]:
             yield _pool_line(before, now, tier)
+    for each in now.get("reading", ()):
+        left = f", {each['seconds_left']:.0f} s left" if "seconds_left" in each else ""
+        yield (
+            f"prompt    {each['tokens']} of {each['tokens_all']} tokens in slot {each['slot']}, "
+            f"layer {each['layers']} of {each['layers_all']} of the next {each['tokens_pass']}{left}"
+        )
     yield f"layers    {_strip(before, now)}  hits of each layer, from 0 % (blank) to 100 % (full)"
     yield f"precision {_shares(before, now)}"
     read = _per_second(before, now, "bytes_read")
-    per_token = f", {format_size(read / passes)} per pass" if passes else ""
+    per_token = f", {format_size(read / rate)} per token" if rate else ""
     yield f"disk      {format_size(read)}/s{per_token}"
     n, used = (_change(before, now, name) for name in ("prefetched", "prefetched_used"))
     state = "on" if now["prefetch_active"] else "off or paused"
     yield f"prefetch  {state}" + (f", {used / n:.0%} of {n:.0f} experts used" if n else "")
     if memory is not None:
         yield f"memory    {format_size(memory)} in the process"
+
+
+def tokens(before: Sample, now: Sample) -> float:
+    """Tokens computed in the interval: each uses so many experts of each layer."""
+    return sum(_change(before, now, name) for name in _SELECTIONS) / (now["n_layers"] * now["n_experts_used"])
 
 
 def _pool_line(before: Sample, now: Sample, tier: str) -> str:
@@ -152,8 +173,7 @@ def _strip(before: Sample, now: Sample) -> str:
 
 
 def _shares(before: Sample, now: Sample) -> str:
-    names = ("selections_high", "selections_low", "selections_skipped")
-    counts = [_change(before, now, name) for name in names]
+    counts = [_change(before, now, name) for name in _SELECTIONS]
     total = sum(counts)
     if not total:
         return "no expert was used"

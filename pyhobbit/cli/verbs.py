@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The sub-commands, one per verb; the verbs declare their own options."""
+"""The sub-commands, one module per verb.
+
+Its add_arguments(parser) declares the verb's options; run(args) runs it with parsed ones and returns the exit
+status. Raises HobbitError.
+"""
 
 import argparse
 import os
@@ -26,8 +30,9 @@ from pyhobbit.cli import (
     top,
 )
 from pyhobbit.cli import list as listing
-from pyhobbit.cli.help import COMMON, Parser
-from pyhobbit.errors import ConfigError
+from pyhobbit.cli.habits import TAKEN, ignore
+from pyhobbit.cli.help import COMMON, EXAMPLES, Parser
+from pyhobbit.errors import ConfigError, did_you_mean
 
 # A module with parse(parser, arguments) reads its arguments itself.
 _VERBS: Mapping[str, tuple[Any, str]] = {
@@ -57,41 +62,7 @@ _NEAR_VERBS = {
     "download": "pull",
     **{name: f"llama {name}" for name in ("quantize", "imatrix", "perplexity")},
 }
-_OTHER_OPTIONS = {
-    "-c": "--ctx",
-    "--ctx-size": "--ctx",
-    "--num-ctx": "--ctx",
-    "-t": "--threads",
-    "-s": "--seed",
-    "--temperature": "--temp",
-    "--predict": "-n",
-    "--n-predict": "-n",
-    "--max-tokens": "-n",
-    "-sys": "--system",
-    "--system-prompt": "--system",
-    "--repo": "--hf-repo",
-    "--ram": "--memory",
-}
 _MODEL_OPTIONS = ("-m", "--model")
-# llama.cpp's, and what to type in their place
-_ALL_LAYERS = "a GPU build puts all layers on the GPU; --device-memory SIZE limits the experts there"
-_AS_MANY = "give --device-memory SIZE, and as many experts as fit are on the GPU"
-_GPU_OPTIONS = {
-    "-ngl": _ALL_LAYERS,
-    "--gpu-layers": _ALL_LAYERS,
-    "--n-gpu-layers": _ALL_LAYERS,
-    "-cmoe": "give --device CPU",
-    "--cpu-moe": "give --device CPU",
-    "-ncmoe": _AS_MANY,
-    "--n-cpu-moe": _AS_MANY,
-}
-_ANALYSE = "python -m bench.analyse in a checkout analyses a text"
-_COMPARE = "python -m bench.compare in a checkout compares with stock llama.cpp"
-# By verb, options that another program has, and which one.
-_MOVED: Mapping[str, Mapping[str, str]] = {
-    "bench": dict.fromkeys(("--arms", "--limits", "--shape", "--stock"), _COMPARE),
-    "inspect": dict.fromkeys(("--chunks", "--plots", "--text"), _ANALYSE),
-}
 
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
@@ -114,14 +85,18 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         parsers[name] = verbs.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(parsers[name])
         parsers[name].add_help_options(COMMON.get(name, ()))
+        parsers[name].example = EXAMPLES.get(name, "")
         parsers[name].set_defaults(run=module.run, verb=name)
     return parser, parsers
 
 
 def run(arguments: Sequence[str] | None) -> int:
     """Runs the verb that the arguments name; returns the exit status. Raises HobbitError, SystemExit."""
-    arguments = _with_our_verb(list(sys.argv[1:] if arguments is None else arguments))
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = _with_our_verb(typed)
     parser, parsers = _parser()
+    if typed and typed[0] in _OTHER_VERBS:
+        parsers[arguments[0]].prog = f"pyhobbit {typed[0]}"
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
@@ -130,7 +105,6 @@ def run(arguments: Sequence[str] | None) -> int:
     module = _VERBS[arguments[0]][0] if arguments and arguments[0] in _VERBS else None
     if module is not None and hasattr(module, "parse"):
         return module.run(module.parse(parsers[arguments[0]], arguments[1:]))
-    _check_elsewhere(arguments)
     if module is not None:
         arguments = [arguments[0], *_with_our_options(arguments[1:], parsers[arguments[0]])]
     args, unknown = parser.parse_known_args(arguments)
@@ -160,8 +134,10 @@ def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
             return [*models, *ours, argument, *rest]
         if name in _MODEL_OPTIONS and name not in known and (equals or rest):
             models.append(value if equals else rest.pop(0))
-        elif name not in known and _OTHER_OPTIONS.get(name) in known:
-            ours += [_OTHER_OPTIONS[name], *([value] if equals else ())]
+        elif name not in known and TAKEN.get(name, "").partition("=")[0] in known:
+            ours += [TAKEN[name], *([value] if equals else ())]
+        elif name not in known and "--memory" in known and ignore(name, bool(equals), rest):
+            continue
         else:
             ours.append(argument)
     return [*models, *ours]
@@ -181,20 +157,11 @@ def _check_verb(arguments: Sequence[str]) -> None:
     raise ConfigError(f"there is no command '{verb}'; {hint}")
 
 
-def _check_elsewhere(arguments: Sequence[str]) -> None:
-    # before argparse, to which -ngl is -n, and which asks for a model first
-    hints = {**_GPU_OPTIONS, **_MOVED.get(arguments[0] if arguments else "", {})}
-    for option in (each.partition("=")[0] for each in arguments):
-        if option in hints:
-            raise ConfigError(f"{arguments[0]} has no option {option}; {hints[option]}")
-
-
 def _unknown(verb: str, argument: str, parser: Parser) -> str:
     """The error for an argument that the verb does not know."""
     if not argument.startswith("-"):
         return f"'{argument}' is one argument too many; see: pyhobbit {verb} --help"
     option = argument.partition("=")[0]
-    known = () if option in _OTHER_OPTIONS else parser.options()
-    near = get_close_matches(option, known, n=1, cutoff=_LEAST_LIKENESS)
-    hint = f"did you mean {near[0]}?" if near else f"see: pyhobbit {verb} --help"
+    known = () if option in TAKEN else parser.options()
+    hint = did_you_mean(option, known, f"see: pyhobbit {verb} --help", _LEAST_LIKENESS)
     return f"{verb} has no option {option}; {hint}"

@@ -113,7 +113,7 @@ class Branches:
         self._n = n
         self._on_step = on_step
         self._sequences = [0]
-        self._position = context.position
+        self._position = len(context.tokens)
         for sequence in range(1, n):
             cache.begin_sequence(context.pointer, sequence)
 

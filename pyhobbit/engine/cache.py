@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pyhobbit._tables import COUNTERS, SETTINGS, CacheInfo, DeviceInfo, Latency, PoolPlan
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import ConfigError, HobbitError
@@ -110,24 +107,6 @@ class Cache:
         if 2 * n_kept < n_before:
             self.begin_sequence(context)
 
-    def set_prediction(self, experts: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
-        """Says what the routers will choose for the next tokens, to the predictor "given": for measurements.
-
-        experts, weights: [n_ahead, n_tokens, layers with routed experts, experts used]. Raises HobbitError.
-        """
-        info = self.info()
-        n_ahead, n_tokens, *per_token = experts.shape
-        if per_token != [info["n_layers"], info["n_experts_used"]]:
-            raise HobbitError(
-                f"the model has routed experts in {info['n_layers']} layers, of which a token uses "
-                f"{info['n_experts_used']}; the prediction has {per_token}"
-            )
-        arrays = np.ascontiguousarray(experts, np.int32), np.ascontiguousarray(weights, np.float32)
-        pointers = (
-            ffi.from_buffer(f"{kind}[]", a) for kind, a in zip(("int32_t", "float"), arrays, strict=True)
-        )
-        check(lib.hobbit_set_prediction, self._pointer, n_tokens, n_ahead, *pointers)
-
     def set(self, **settings: Any) -> None:
         """Replaces live settings from the next layer on; the others keep their values.
 
@@ -137,7 +116,10 @@ class Cache:
             name = min(unknown)
             raise ConfigError(f"{name} cannot change while a model is open; open the model with it")
         CacheConfig(**settings)  # checks each of them, and the engine what they are together
-        changes = {OPTIONS[name][0].key: float(value) for name, value in settings.items()}
+        changes = {
+            OPTIONS[name][0].key: value if isinstance(value, str) else float(value)
+            for name, value in settings.items()
+        }
         check_settings({key: value for key, value in changes.items() if value != _DEFAULTS[key]})
         if not self:
             raise HobbitError(
@@ -154,7 +136,7 @@ class Cache:
         lib.hobbit_get_settings(self._pointer, rows, len(rows))
         return {each.name: each for each in options_of(rows)}
 
-    def live(self) -> dict[str, float]:
+    def live(self) -> dict[str, Any]:
         """The settings that may change while the model is open, by name; none without a cache."""
         return {name: each.value for name, each in self.settings().items() if name in LIVE}
 

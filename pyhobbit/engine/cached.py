@@ -32,7 +32,7 @@ class Tally:
         self.counts.update(drafted_tokens=n_drafted, accepted_tokens=n_accepted)
 
 
-_SHARED = ("stats", "live", "set", "set_thresholds", "set_price")
+_SHARED = ("stats", "live", "set")
 
 
 class CachedModel(Closing):
@@ -70,17 +70,3 @@ class CachedModel(Closing):
         where the model has no cache, or cannot apply them.
         """
         self._loaded.cache.set(**settings)
-
-    def set_thresholds(self, t1: float, t2: float) -> None:
-        """Replaces t1 and t2 from the next token on. Raises as set().
-
-        Experts below t2 need a low tier.
-        """
-        self._loaded.cache.set_thresholds(t1, t2)
-
-    def set_price(self, price: float) -> None:
-        """Replaces the price of the rule price from the next token on; 0: all high. Raises as set().
-
-        The model needs a calibration with costs.
-        """
-        self._loaded.cache.set_thresholds(price=price)

@@ -2,7 +2,6 @@
 """A model's chat template and the form of its answers, by llama.cpp's own renderer and parser."""
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +10,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import chat_library
 
 Message = Mapping[str, Any]
-"""One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}.
-
-"images": paths of pictures that come before the text.
-"""
-
-IMAGE_MARKER = f"<__image_{secrets.token_hex(16)}__>"
-"""Stands for a picture in a prompt; nobody can type it."""
+"""One turn of a conversation: {"role": "system" | "user" | "assistant", "content": text}."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +18,13 @@ class ChatPrompt:
     """A conversation as the model reads it.
 
     text: the prompt.  preserved: control tokens that the parser needs as text.  stops: texts that end the
-    answer.  thinks: whether the template knows of thinking.  images: paths, one for each IMAGE_MARKER.
+    answer.  thinks: whether the template knows of thinking.
     """
 
     text: str
     preserved: tuple[str, ...]
     stops: tuple[str, ...]
     thinks: bool
-    images: tuple[str, ...] = ()
 
 
 class ChatFormat:
@@ -56,7 +48,7 @@ class ChatFormat:
 
         think: whether the model may think, where its template leaves the choice. Raises HobbitError.
         """
-        text = json.dumps([_openai(each) for each in messages])
+        text = json.dumps([{key: _utf8(each[key]) for key in ("role", "content")} for each in messages])
         rendered = self._library.hobbit_chat_render(self._chat, text.encode(), think)
         if rendered is None:
             raise HobbitError(f"the model's chat template refuses this conversation: {self._error()}")
@@ -66,7 +58,6 @@ class ChatFormat:
             tuple(values["preserved_tokens"]),
             tuple(values["stops"]),
             values["thinks"],
-            tuple(image for each in messages for image in each.get("images", ())),
         )
 
     def parse(self, answer: str, is_partial: bool) -> tuple[str, str] | None:
@@ -85,16 +76,6 @@ class ChatFormat:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         reason = lines[-1] if lines else "it gives no reason"  # above stands where in the template it is
         return reason.removeprefix("Error: ").removeprefix("Jinja Exception: ")
-
-
-def _openai(message: Message) -> dict[str, Any]:
-    """The turn as llama.cpp reads it."""
-    text = _utf8(message["content"])
-    images = [{"type": "media_marker", "text": IMAGE_MARKER} for _ in message.get("images", ())]
-    return {
-        "role": _utf8(message["role"]),
-        "content": [*images, {"type": "text", "text": text}] if images else text,
-    }
 
 
 def _utf8(text: str) -> str:

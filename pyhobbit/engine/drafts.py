@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Speculative decoding: tokens that the text or a draft head suggests are computed in one pass with the last.
+"""Speculative decoding: tokens that the text suggests are computed in one pass with the last.
 
 The model's own choice after each of them decides how many count (Leviathan et al., arXiv 2211.17192, with a
-lookup in the text or a head in place of a draft model).
+lookup in the text in place of a draft model).
 """
 
 import time
 from collections.abc import Iterable
-from itertools import takewhile
 
 from pyhobbit.engine.llama import Context, Sampler, Watch
 from pyhobbit.errors import HobbitError
@@ -31,10 +30,9 @@ class Lookup:
             self._tokens.append(token)
 
     def draft(self, n: int) -> list[int]:
-        """At most n tokens, none of them a picture's; none where the last ones are new."""
+        """At most n tokens; none where the last ones are new."""
         place = self._after.get(tuple(self._tokens[-_N_GRAM:]))
-        found = [] if place is None else self._tokens[place : place + n]
-        return list(takewhile(lambda token: token >= 0, found))
+        return [] if place is None else self._tokens[place : place + n]
 
 
 class Governor:
@@ -127,8 +125,7 @@ class Decoder:
     def _pass(self, governor: Governor, pending: list[int], n: int) -> int | None:
         """Computes them and at most n drafts; what these foretold goes to _computed."""
         context, start = self._context, time.perf_counter()
-        head = context.head
-        drafted = head.draft(n, pending[0], context.position) if head else self._lookup.draft(n)
+        drafted = self._lookup.draft(n)
         if not (context.verify([*pending, *drafted]) if drafted else context.evaluate(pending)):
             return None
         seconds = time.perf_counter() - start

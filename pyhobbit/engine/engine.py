@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A model opened for generating text."""
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +16,15 @@ from pyhobbit.engine.beams import Branches, Hypothesis, search
 from pyhobbit.engine.cached import CachedModel, Tally
 from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
 from pyhobbit.engine.drafts import Decoder, Governor
-from pyhobbit.engine.llama import LoadedModel, Sampler, Watch, opening
-from pyhobbit.engine.plan import fit, turn
-from pyhobbit.engine.projector import Projector
+from pyhobbit.engine.llama import LoadedModel, Sampler, Watch
+from pyhobbit.engine.placement import Placed, choose
+from pyhobbit.engine.plan import open_session
 from pyhobbit.engine.reader import ChatReader, Said, TextReader
-from pyhobbit.engine.session import Session, one_sequence
+from pyhobbit.engine.session import Session
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import chat_library
+from pyhobbit.native.files import ends
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 from pyhobbit.settings.resolve import check_settings
 
@@ -35,6 +37,7 @@ Finish = Literal["stop", "length", "context", "interrupted"]
 chat_library()  # takes 20 MiB, which a plan of the memory has to find in this process
 
 _ANY_QUESTION = ({"role": "user", "content": "Hello"},)
+_PART = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,6 @@ class Engine(CachedModel):
         self._config = config or EngineConfig()
         self._on_loading = on_loading
         self._format: ChatFormat | None = None
-        self._projector: Projector | None = None
         self._interrupted = False
         self._answer: object | None = None  # token of the generator that the KV cache belongs to
         self._tally = Tally()
@@ -95,6 +97,8 @@ class Engine(CachedModel):
         self._opened_parts = ExitStack()
         self._governor = Governor(self._config.n_drafts) if self._config.n_drafts else None
         self._load_s = 0.0
+        self.placement: Placed | None = None
+        """The placement of the experts, since open()."""
 
     def __enter__(self) -> "Engine":
         self.open()
@@ -110,25 +114,12 @@ class Engine(CachedModel):
         check_settings(self._config.cache.settings())
         start = time.perf_counter()
         try:
-            with opening, turn(self._config.cache, lambda: not self._interrupted):
-                # A model that does not fit raises before anything is loaded.
-                how = fit(self._path, self._config)
-                config = replace(self._config, n_ctx=how.n_ctx, n_batch=how.n_batch)
-                self._session = session = Session(
-                    self._path,
-                    how.settings,
-                    one_sequence(config),
-                    keep_going=self._keep_going,
-                    aborted=lambda: self._interrupted,
-                    has_head=config.draft_head,
-                    verbose=config.verbose,
-                )
-                self._opened_parts.callback(session.close)
-                if config.projector is not None:
-                    n_threads = session.context.n_threads
-                    self._projector = Projector(config.projector, session.model, n_threads)
-                    self._opened_parts.callback(self._projector.close)
-                session.context.images = self._projector
+            self.placement = placed = choose(self._path, self._config, None, lambda: not self._interrupted)
+            config = replace(self._config, cache=placed.cache)
+            self._session = open_session(
+                self._path, config, placed.set_model, self._keep_going, lambda: self._interrupted
+            )
+            self._opened_parts.callback(self._session.close)
         except BaseException:
             self._interrupted = False
             self.close()
@@ -143,7 +134,7 @@ class Engine(CachedModel):
 
     def close(self) -> None:
         """Frees everything; the second call does nothing. Raises HobbitError where a trace is incomplete."""
-        self._session = self._format = self._projector = self._answer = None
+        self._session = self._format = self._answer = None
         self._interrupted = False
         self._opened_parts.close()
 
@@ -178,6 +169,39 @@ class Engine(CachedModel):
         """Tokens in the KV cache, of ModelInfo.n_ctx that it holds."""
         return len(self._opened().context.tokens)
 
+    def metadata(self, key: str) -> str | None:
+        """A value of the GGUF's metadata as text, None where it has no such key."""
+        return self._opened().model.metadata(key)
+
+    def state_mark(self, path: Path) -> str:
+        """Tells a file of save_state() that is whole, of this model and these settings. Raises HobbitError.
+
+        llama.cpp ends the process for a damaged one.
+        """
+        mark = hashlib.sha256(str((sorted(self.live().items()), self._config.cache_types)).encode())
+        try:
+            mark.update(ends(self._path))
+            with path.open("rb") as file:
+                while part := file.read(_PART):
+                    mark.update(part)
+        except OSError as e:
+            raise HobbitError(f"{e.filename} cannot be read: {e.strerror}") from e
+        return mark.hexdigest()
+
+    def save_state(self, path: Path) -> int:
+        """Writes the KV cache, unless it is empty; returns its bytes. Raises HobbitError."""
+        context = self._opened().context
+        path.unlink(missing_ok=True)
+        if not context.tokens:
+            return 0
+        context.save(path)
+        return path.stat().st_size
+
+    def load_state(self, path: Path) -> bool:
+        """The KV cache becomes that of the file, if it fits. The file's state_mark() is known to be right."""
+        self._answer = None
+        return self._opened().context.load(path)
+
     def thinks(self) -> bool:
         """True if the chat template knows of thinking before an answer. Raises HobbitError."""
         return self._chat_format().render(_ANY_QUESTION).thinks
@@ -186,10 +210,6 @@ class Engine(CachedModel):
         """True if the chat template can switch thinking off. Raises HobbitError."""
         form = self._chat_format()
         return form.render(_ANY_QUESTION, think=True).text != form.render(_ANY_QUESTION, think=False).text
-
-    def check_image(self, image: str) -> None:
-        """Raises HobbitError where the file is no image, or the model was opened without a projector."""
-        self._seeing().check(image)
 
     def n_prompt_tokens(self, prompt: Prompt, think: bool = True) -> int:
         """Tokens of a prompt as generate() would read it. Raises HobbitError, ContextError for a huge one."""
@@ -263,7 +283,7 @@ class Engine(CachedModel):
             if n_layers:
                 n_passes = n_done // session.context.n_ubatch
                 n_computed = session.cache.stats().layers_computed - n_before - n_passes * n_layers
-                n_done += n_batch * min(max(n_computed, 0), n_layers) // n_layers  # an image is a pass, too
+                n_done += n_batch * min(max(n_computed, 0), n_layers) // n_layers
             on_prompt(n_done, n_tokens)
 
         return watch
@@ -333,8 +353,6 @@ class Engine(CachedModel):
         model = session.model
         text = prompt if isinstance(prompt, str) else prompt.text
         model.check_size(text, session.context.n_ctx)
-        if isinstance(prompt, ChatPrompt) and prompt.images:
-            return self._seeing().tokenize(text, prompt.images)
         return model.tokenize(text)
 
     def _tokens_to_evaluate(self, tokens: list[int]) -> list[int]:
@@ -349,19 +367,11 @@ class Engine(CachedModel):
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(tokens[:-1], context.tokens, strict=False))
         n_before = len(context.tokens)
         n_shared = sum(1 for _ in shared)
-        while n_shared and tokens[n_shared] < 0 and tokens[n_shared] == tokens[n_shared - 1]:
-            n_shared -= 1  # a picture is computed as a whole
         context.truncate(n_shared)
         session.cache.keep(context.pointer, len(context.tokens), n_before)
         pending = tokens[len(context.tokens) :]
         self._tally.add_prompt(len(tokens), len(pending))
         return pending
-
-    def _seeing(self) -> Projector:
-        self._opened()
-        if self._projector is None:
-            raise HobbitError("images need the model's projector; open the model with --mmproj FILE")
-        return self._projector
 
     def _chat_format(self) -> ChatFormat:
         session, template = self._opened(), self.chat_template

@@ -14,17 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from errno import EINVAL, EMFILE, ENOMEM, errorcode
 from functools import partial
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from pyhobbit.engine.cache import Cache
-from pyhobbit.engine.head import Head, check_head
+from pyhobbit.engine.head import check_head, memory_with_head
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.native.ffi import HostMemory, host_memory, last_error, llama
+from pyhobbit.native.files import atomic_output
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
 
@@ -263,18 +263,8 @@ class Model(LoadedModel):
         llama.llama_model_free(self.pointer)
 
 
-class Images(Protocol):
-    """The pictures of a prompt, by negative numbers that stand for each of their tokens."""
-
-    def compute(self, number: int, context: "Context") -> tuple[int, int]:
-        """Appends one at the context's position: llama.cpp's status, and the positions that it takes."""
-
-
 class Context:
-    """One sequence and its KV cache. Holds the model, which must outlive it. Raises HobbitError.
-
-    images: of the tokens below 0.
-    """
+    """One sequence and its KV cache. Holds the model, which must outlive it. Raises HobbitError."""
 
     def __init__(self, model: Model, set_context: SetContext, aborted: Callable[[], bool]) -> None:
         self.model = model
@@ -290,41 +280,30 @@ class Context:
         self.pointer = llama.llama_init_from_model(model.pointer, params)
         if not self.pointer:
             raise HobbitError(load_failure(model.path, "a smaller context needs less memory"))
-        self.head = Head(model.pointer, self.pointer, params) if model.has_head else None
+        self._params = params
         self.tokens: list[int] = []  # in the KV cache
-        self.images: Images | None = None
-        self._positions: list[int] = []  # positions of the tokens
 
     def close(self) -> None:
-        if self.head is not None:
-            self.head.close()
         llama.llama_free(self.pointer)
 
     def memory(self) -> HostMemory:
-        """Bytes that it holds, its draft head included, and the model."""
-        own = host_memory(self.pointer)
-        return own if self.head is None else self.head.added_to(own)
-
-    @property
-    def position(self) -> int:
-        """Logits of the next token. A picture may take fewer positions than tokens."""
-        return self._positions[-1] + 1 if self._positions else 0
+        """Bytes that it and the model hold. In a simulated session a draft head counts as well."""
+        if self.model.has_head:
+            return memory_with_head(self.model.pointer, self.pointer, self._params)
+        return host_memory(self.pointer)
 
     def evaluate(self, tokens: Sequence[int], watch: Watch | None = None) -> bool:
         """Appends tokens to the KV cache and computes the logits after the last; False when aborted.
-
-        Pictures must be complete, and the last token must be text.
 
         watch: is told now and then.  Only passes of several tokens can be watched and aborted: asking costs
         too much beside a single one.
         """
         llama.llama_set_abort_callback(self.pointer, self._abort if len(tokens) > 1 else self._no_abort, None)
-        n_done = 0
-        for batch in _passes(tokens, self._n_batch):
-            self._watch = None if watch is None else partial(watch, n_done, len(batch))
-            if not (self._decode(batch) if batch[0] >= 0 else self._compute_image(batch)):
+        for i in range(0, len(tokens), self._n_batch):
+            batch = tokens[i : i + self._n_batch]
+            self._watch = None if watch is None else partial(watch, i, len(batch))
+            if not self._decode(batch):
                 return False
-            n_done += len(batch)
         return True
 
     def verify(self, tokens: Sequence[int]) -> bool:
@@ -353,34 +332,17 @@ class Context:
         """Appends at most n_batch tokens; computes the logits after the last, or all. False when aborted."""
         array = (llama.llama_token * len(tokens))(*tokens)  # the batch only points to it
         batch = llama.llama_batch_get_one(array, len(tokens))
-        positions = range(self.position, self.position + len(tokens))
-        batch.pos = (llama.llama_pos * len(tokens))(*positions)
+        start = len(self.tokens)
+        batch.pos = (llama.llama_pos * len(tokens))(*range(start, start + len(tokens)))
         if all_logits:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
         status = llama.llama_decode(self.pointer, batch)
-        if status == 0 and self.head is not None:
-            status = self.head.read(tokens, self.position)
-        return self._appended(tokens, positions, status)
-
-    def _compute_image(self, cells: Sequence[int]) -> bool:
-        if self.images is None:
-            raise HobbitError("the prompt has images, and the context was made without a projector")
-        if self._aborted():
-            return False
-        start = self.position
-        status, n_positions = self.images.compute(cells[0], self)
-        last = start + n_positions - 1
-        return self._appended(cells, [min(start + i, last) for i in range(len(cells))], status)
-
-    def _appended(self, tokens: Sequence[int], positions: Sequence[int], status: int) -> bool:
-        """Notes tokens that llama.cpp computed with this status; False when it was aborted."""
         if status != 0:
             self.truncate(len(self.tokens))
         if status == 2:
             return False
         self._check(status)
         self.tokens.extend(tokens)
-        self._positions.extend(positions)
         return True
 
     def _check(self, status: int) -> None:
@@ -415,33 +377,39 @@ class Context:
         llama.llama_memory_seq_rm(memory, target, -1, -1)
         llama.llama_memory_seq_cp(memory, source, target, -1, -1)
 
+    def save(self, path: Path) -> None:
+        """Writes tokens and KV cache, all or nothing. Raises HobbitError."""
+        array, n = (llama.llama_token * len(self.tokens))(*self.tokens), len(self.tokens)
+        try:
+            with atomic_output(path) as temporary:
+                if not llama.llama_state_seq_save_file(self.pointer, bytes(temporary), 0, array, n):
+                    raise OSError(0, log.reason())
+        except OSError as e:
+            raise HobbitError(f"the KV cache cannot be written to {path}: {e.strerror}") from e
+
+    def load(self, path: Path) -> bool:
+        """Replaces tokens and KV cache by those of a file; False, and empty, where it does not fit."""
+        self.clear()
+        array, n = (llama.llama_token * self.n_ctx)(), ctypes.c_size_t()
+        to = self.pointer, bytes(path), 0, array, len(array), ctypes.byref(n)
+        if not llama.llama_state_seq_load_file(*to):
+            self.clear()
+            return False
+        self.tokens[:] = array[: n.value]
+        return True
+
     def clear(self) -> None:
         """Forgets all sequences."""
         llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
-        if self.head is not None:
-            self.head.truncate(0)
         self.tokens.clear()
-        self._positions.clear()
 
     def truncate(self, n_tokens: int) -> None:
         """Forgets all but the first n_tokens, or everything where the architecture cannot keep a part."""
         memory = llama.llama_get_memory(self.pointer)
-        position = self._positions[n_tokens] if n_tokens < len(self._positions) else self.position
-        if llama.llama_memory_seq_rm(memory, 0, position, -1):
+        if llama.llama_memory_seq_rm(memory, 0, min(n_tokens, len(self.tokens)), -1):
             del self.tokens[n_tokens:]
-            del self._positions[n_tokens:]
-            if self.head is not None:
-                self.head.truncate(self.position)
         else:
             self.clear()
-
-
-def _passes(tokens: Sequence[int], n_batch: int) -> Iterator[list[int]]:
-    """Texts of at most n_batch tokens, and each picture as a whole."""
-    for number, run in groupby(tokens, lambda token: min(token, 0)):
-        part = list(run)
-        step = n_batch if number == 0 else len(part)
-        yield from (part[i : i + step] for i in range(0, len(part), step))
 
 
 class Sampler:

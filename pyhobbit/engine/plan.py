@@ -5,21 +5,19 @@ llama.cpp simulates the loading (no_alloc), which reads nothing but headers and 
 then divides what is left between its pools. Both say what does not fit before anything is loaded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyhobbit._tables import DeviceInfo
 from pyhobbit.engine.batch import best_batch, best_context
-from pyhobbit.engine.llama import Model, SetContext, SetModel
+from pyhobbit.engine.llama import KeepGoing, Model, SetContext, SetModel, opening
 from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.ffi import HostMemory, llama
 from pyhobbit.native.machine import (
     available_memory,
@@ -43,8 +41,8 @@ class MemoryPlan:
     available: that this process may take.  process: held before the model is opened.
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_batch: prompt tokens per pass.
-    chose_context: nobody said how large it is.  projector: of what sees images.  head: of context and
-    compute, for a draft head.
+    chose_context: nobody said how large it is.  head: of context and compute,
+    for a draft head.
     device: that computes the experts, where it has memory of its own, or several; available and the rest are
     then the host's.  devices: what each has.
     """
@@ -57,7 +55,6 @@ class MemoryPlan:
     compute: int
     n_batch: int
     chose_context: bool = False
-    projector: int = 0
     head: int = 0
     device: str | None = None
     devices: tuple[DeviceInfo, ...] = ()
@@ -65,7 +62,7 @@ class MemoryPlan:
     @property
     def beside_pools(self) -> int:
         """Bytes that opening the model needs, without pools."""
-        return self.weights + self.context + self.compute + self.projector
+        return self.weights + self.context + self.compute
 
     @property
     def pools(self) -> int:
@@ -147,14 +144,58 @@ def fit(
     is added to it.
     """
     held = resident_memory()
-    config, plan = _beside_projector(path, config, partial(_lay_out, path, context, model, overrides))
-    settings = config.cache.settings()
+    plan = lay_out(path, config, context, model, **overrides)
+    settings = {**config.overrides, **config.cache.settings()}
     if config.cache.memory is not None:
         further = max(0, resident_memory() - held)
         settings["hobbit.memory"] = min(config.cache.memory + further, memory_limit())
     if plan.head:
         settings["hobbit.further"] = plan.head
     return Fit(settings, plan.info.n_ctx, plan.n_batch)
+
+
+def open_session(
+    path: Path,
+    config: EngineConfig,
+    set_model: SetModel | None,
+    on_loading: KeepGoing,
+    aborted: Callable[[], bool],
+) -> Session:
+    """Opens a model for generating text; one that does not fit raises before anything is loaded.
+
+    set_model, on_loading, aborted: as of Session. Raises HobbitError, KeyboardInterrupt.
+    """
+    with opening, turn(config.cache, lambda: not aborted()):
+        how = fit(path, config, model=set_model)
+        config = replace(config, n_ctx=how.n_ctx, n_batch=how.n_batch)
+        return Session(
+            path,
+            how.settings,
+            one_sequence(config),
+            set_model=set_model,
+            keep_going=on_loading,
+            aborted=aborted,
+            verbose=config.verbose,
+        )
+
+
+def beside_projector(
+    path: Path, projector: Path, cache: CacheConfig, plan_without: Callable[[CacheConfig], MemoryPlan | None]
+) -> tuple[CacheConfig, int]:
+    """The cache with room for a projector, and the projector's bytes. Raises HobbitError.
+
+    plan_without: the plan without a projector; None where nobody knows it.
+    """
+    memory, taken = cache.memory, projector_bytes(path, projector)
+    if memory is None and cache.pools is None:
+        plan = plan_without(cache)  # the engine would take what is free before the projector is there
+        memory = plan.most if plan is not None and plan.info.cached else None
+    if memory is None:
+        return cache, taken
+    if memory <= taken:
+        sizes = f"{format_size(taken)} of memory, and {format_size(memory)} are allowed"
+        raise HobbitError(f"{projector} takes {sizes}; raise --memory")
+    return replace(cache, memory=memory - taken), taken
 
 
 def lay_out(
@@ -171,51 +212,10 @@ def lay_out(
     model: None takes llama.cpp's defaults.
     overrides: further settings of llama.cpp, by key.
     """
-    return _beside_projector(path, config, partial(_lay_out, path, context, model, overrides))[1]
-
-
-def _beside_projector(
-    path: Path, config: EngineConfig, plan_without: Callable[[EngineConfig], MemoryPlan]
-) -> tuple[EngineConfig, MemoryPlan]:
-    """The config with room for its projector, and the plan with both. Raises HobbitError."""
     check_limit(config.cache.memory)
-    beside, taken = beside_projector(path, config, plan_without)
-    plan = plan_without(beside)
-    info = replace(plan.info, memory=config.cache.memory)
-    return beside, replace(plan, info=info, projector=taken)
-
-
-def beside_projector(
-    path: Path, config: EngineConfig, plan_without: Callable[[EngineConfig], MemoryPlan | None]
-) -> tuple[EngineConfig, int]:
-    """The config with room for its projector, if it has one, and the projector's bytes. Raises HobbitError.
-
-    plan_without: the plan without a projector; None where nobody knows it.
-    """
-    if config.projector is None:
-        return config, 0
-    memory, taken = config.cache.memory, projector_bytes(path, config.projector)
-    if memory is None and config.cache.pools is None:
-        plan = plan_without(config)  # the engine would take what is free before the projector is there
-        memory = plan.most if plan is not None and plan.info.cached else None
-    if memory is None:
-        return config, taken
-    if memory <= taken:
-        sizes = f"{format_size(taken)} of memory, and {format_size(memory)} are allowed"
-        raise HobbitError(f"{config.projector} takes {sizes}; raise --memory")
-    return replace(config, cache=replace(config.cache, memory=memory - taken)), taken
-
-
-def _lay_out(
-    path: Path,
-    context: SetContext | None,
-    model: SetModel | None,
-    overrides: Mapping[str, Setting],
-    config: EngineConfig,
-) -> MemoryPlan:
-    check_limit(config.cache.memory)
-    # such files would be emptied, and what is known of earlier uses would be read into the pools
-    settings = {**overrides, **replace(config.cache, trace=None, timeline=None, remember=None).settings()}
+    # such files would be emptied
+    ours = replace(config.cache, trace=None, timeline=None).settings()
+    settings = {**config.overrides, **overrides, **ours}
     if config.cache.trace is not None or config.cache.timeline is not None:
         settings["hobbit.enable"] = True
     process, available = resident_memory(), available_memory()
@@ -267,20 +267,8 @@ def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) ->
     stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
     if not info.on_device and stacks_routers:
         n_rows = info.n_all_experts * _PREDICTOR_BYTES + info.n_layers * _GAIN_BYTES
-        routers = n_rows * session.model.n_embd()
-        held += max(routers, lookahead_bytes(Path(info.model)))  # maps stand in their place
+        held += n_rows * session.model.n_embd()
     return held
-
-
-def lookahead_bytes(model: Path) -> int:
-    """Bytes of the maps that a calibration has fitted for predicting experts; 0 without them."""
-    if not (path := calibration_path(model)).exists():
-        return 0
-    # gguf takes memory, which a plan without a calibration does without
-    from pyhobbit.model.gguf_file import read_gguf
-    from pyhobbit.model.tiers import LOOKAHEAD_MAPS
-
-    return sum(tensor.nbytes for tensor in read_gguf(path).tensors if tensor.name == LOOKAHEAD_MAPS)
 
 
 def _check_rollback(session: Session, config: EngineConfig) -> None:

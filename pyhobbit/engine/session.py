@@ -12,8 +12,10 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.names import check_model_file
-from pyhobbit.native.ffi import last_error, lib
+from pyhobbit.native.ffi import last_error, lib, llama
 from pyhobbit.settings.config import EngineConfig, Setting
+
+_BF16 = 30  # ggml's number, for which llama_cpp has no name
 
 
 class Session(Closing):
@@ -21,8 +23,8 @@ class Session(Closing):
 
     settings: of llama.cpp and the expert cache, by key.  set_model, set_context: fill in llama.cpp's own
     parameters.  keep_going: False raises KeyboardInterrupt.  aborted: asked while a prompt is computed.
-    has_head: its contexts also run the draft head (MTP) in the file.
-    simulated: no weight is read and no buffer allocated; sizes are as they would be.  Raises HobbitError.
+    simulated: no weight is read and no buffer allocated; sizes are as they would be.  has_head: those of the
+    draft head (MTP) in the file are added.  Raises HobbitError.
     """
 
     def __init__(
@@ -79,7 +81,12 @@ def one_sequence(config: EngineConfig) -> SetContext:
         params.n_outputs_max = config.n_beams * (1 + config.n_drafts)
         params.n_batch = params.n_ubatch = max(n_batch, params.n_outputs_max)
         params.n_seq_max = config.n_beams
+        params.type_k, params.type_v = map(_ggml_type, config.cache_types)
         params.kv_unified = config.n_beams > 1 and config.shares_context
         params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
 
     return fill
+
+
+def _ggml_type(name: str) -> int:
+    return _BF16 if name == "bf16" else getattr(llama, f"GGML_TYPE_{name.upper()}")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo
-from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import write_text
 from pyhobbit.settings.config import counted_tokens, format_size
 
@@ -58,13 +57,14 @@ class ModelInfo(CacheInfo):
     @property
     def expert_bytes(self) -> int:
         """Bytes of all routed experts, each in its best precision."""
-        n_low = self.n_absent_high
-        return self.tier_bytes_high + (self.tier_bytes_low * n_low // self.n_all_experts if n_low else 0)
+        n_all, n_low = self.n_layers * self.n_experts or 1, self.n_absent_high
+        high = self.tier_bytes_high * self.n_high_experts // max(1, n_all - n_low)
+        return high + self.tier_bytes_low * n_low // n_all
 
     @property
     def n_all_experts(self) -> int:
-        """Routed experts of all layers."""
-        return self.n_layers * self.n_experts
+        """Routed experts of all layers that are run."""
+        return self.n_layers * self.n_experts - self.n_unused
 
     @property
     def n_high_experts(self) -> int:
@@ -74,7 +74,8 @@ class ModelInfo(CacheInfo):
     @property
     def mean_expert_bytes(self) -> tuple[float, float]:
         """Bytes of an expert in high and in low precision."""
-        return self.tier_bytes_high / self.n_high_experts, self.tier_bytes_low / self.n_all_experts
+        n = self.n_layers * self.n_experts
+        return self.tier_bytes_high / (n - self.n_absent_high), self.tier_bytes_low / n
 
     @property
     def pools(self) -> list["Pool"]:
@@ -182,14 +183,10 @@ class Stats:
 
     def write_json(self, path: Path) -> None:
         """Writes as_dict() to `path`, all or nothing. Raises HobbitError where that cannot be done."""
-        text = json.dumps(self.as_dict(), indent=2) + "\n"
-        try:
-            if path.exists() and not path.is_file():
-                path.write_text(text, encoding="utf-8")  # a pipe or a device must not be replaced
-            else:
-                write_text(path, text)
-        except OSError as e:
-            raise HobbitError(f"the statistics cannot be written to {path}: {e.strerror}") from e
+        write_text(path, json.dumps(self.as_dict(), indent=2) + "\n")
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def summary(self) -> str:
         """One or two lines for people."""
@@ -222,7 +219,12 @@ class Stats:
             parts[-1] += f", {format_size(moved)} uploaded"
         if cache.selections_cpu:
             parts.append(f"{cache.selections_cpu / cache.selections:.0%} of the experts computed by the CPU")
-        parts.append(f"{format_size(cache.bytes_read)} read, {cache.stall_s:.2f} s waiting for the disk")
+        if (n := cache.selections) > cache.selections_high:
+            low, skipped = cache.selections_low / n, cache.selections_skipped / n
+            parts.append(f"{low:.0%} of the uses in low precision, {skipped:.0%} skipped")
+        read, per_token = format_size(cache.bytes_read), self.bytes_read_per_token
+        each = "" if per_token is None else f" ({format_size(per_token)} per token)"
+        parts.append(f"{read} read{each}, {cache.stall_s:.2f} s waiting for the disk")
         if cache.prefetched:
             used = f"{cache.prefetched_used} of {cache.prefetched} prefetched experts were used"
             parts.append(f"prefetch {'on' if cache.prefetch_active else 'paused'} ({used})")

@@ -12,8 +12,8 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cached import CachedModel, Tally
-from pyhobbit.engine.head import Head
 from pyhobbit.engine.llama import DAMAGED, LoadedModel, load_failure, log, opening
+from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import Fit, fit, turn
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.engine.threads import computing_threads
@@ -29,25 +29,34 @@ from pyhobbit.hobbit.guards import (
     opening_errors,
 )
 from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_context, set_model, set_own
-from pyhobbit.hobbit.text_drafts import HeadDrafts, TextDrafts
-from pyhobbit.hobbit.typed import TypedLlama
+from pyhobbit.hobbit.text_drafts import TextDrafts
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
 from pyhobbit.native.files import read_text
 from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
+from pyhobbit.settings.papers import settings_of
 from pyhobbit.settings.table import OPTIONS
 
 if TYPE_CHECKING:
-    from llama_cpp import LlamaState
+    from llama_cpp import Llama, LlamaState
 
     from pyhobbit.quality.report import CalibrationReport
+
+    class _Llama(Llama):
+        """Says Any where Llama says that an answer may be an iterator, which nobody could index."""
+
+        def __call__(self, *arguments: Any, **options: Any) -> Any: ...
+
+        create_completion = create_chat_completion = __call__
+else:
+    _Llama = ffi.llama.Llama
 
 # Attributes of Llama that hold native memory: a closed model has none.
 _RANDOM = (None, -1, ffi.llama.LLAMA_DEFAULT_SEED)  # seeds
 _NATIVE = ("_model", "_ctx", "_batch", "_weights", "tokenizer_")
 
 
-class Hobbit(CachedModel, TypedLlama):
+class Hobbit(CachedModel, _Llama):
     """A GGUF model that may be larger than memory, with the interface of llama_cpp.Llama.
 
     Everything that Llama offers is inherited. The routed experts stay on disk; those in use lie in a cache.
@@ -64,10 +73,14 @@ class Hobbit(CachedModel, TypedLlama):
 
     cache: the same settings as one CacheConfig; what is given by name comes before it.
 
+    paper: the configuration of a paper: hobbit, edgemoe, mobile, twiddler or daop. Settings that are given
+    come before it.
+
     flash_attn: None leaves it to llama.cpp, as its own programs do.  n_batch, n_ubatch: if neither is given,
     the tokens of a prompt per pass are chosen by memory, from 512 to 4096.  llama: every other keyword of
-    llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given.
-    draft_model also takes TextDrafts and HeadDrafts, whose drafts are as many as pay.
+    llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given, and
+    verbose, which shows llama.cpp's log, is off. draft_model also takes TextDrafts, whose drafts
+    are as many as pay.
 
     A context manager. Any number of models may be open, each with a cache of its own. One thread at a time
     may use a model, for one answer; a second one gets HobbitError. So does all but close() of a closed model.
@@ -82,6 +95,7 @@ class Hobbit(CachedModel, TypedLlama):
         model_path: str | os.PathLike[str],
         *,
         cache: CacheConfig | None = None,
+        paper: str | None = None,
         flash_attn: bool | None = None,
         **llama: Any,
     ) -> None:
@@ -91,10 +105,13 @@ class Hobbit(CachedModel, TypedLlama):
         both also ValueErrors, and TypeError for a keyword that neither Hobbit nor Llama knows.
         """
         self._turns = Turns()
-        keywords.check(llama, Hobbit.__init__, TypedLlama.__init__)
+        keywords.check(llama, Hobbit.__init__, _Llama.__init__)
         given = {name: llama.pop(name) for name in OPTIONS if llama.get(name) is not None}
+        if paper is not None:
+            own = {each: value for each in OPTIONS if (value := getattr(cache, each, None)) is not None}
+            given |= settings_of(paper, {**own, **given})
         stored, stored_llama = keywords.of_model(Path(model_path), cache, given, llama)
-        llama = {**stored_llama, **llama}
+        llama = {"verbose": False, **stored_llama, **llama}
         self.cache_config = keywords.cache_config(cache, {**stored, **given})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
         self._arguments = {**llama, **own}
@@ -110,7 +127,7 @@ class Hobbit(CachedModel, TypedLlama):
                     f"the override of {key} does nothing: {model_path} is of the architecture {architecture}"
                 )
                 warnings.warn(what, stacklevel=2)
-        if self.cache_config.settings() and not self._loaded.cache:
+        if self.cache_config.settings() and not self._loaded.cache and self.placement.n_cpu is None:
             warnings.warn(
                 f"{model_path} is a dense model: it runs as in llama_cpp.Llama, "
                 "and the settings of the expert cache do not apply to it",
@@ -121,8 +138,21 @@ class Hobbit(CachedModel, TypedLlama):
         path = self._arguments["model_path"]
         with opening_errors():
             check_model_file(Path(path))
+            self.placement = self._placed(path, llama)
         with opening, turn(self.cache_config):
             self._load(path, llama)
+
+    def _placed(self, path: str, llama: Mapping[str, Any]) -> Placed:
+        fill = set_model(self._arguments)
+        if llama.get("vocab_only"):
+            return Placed(self.cache_config, fill)
+        config = EngineConfig(
+            self.cache_config,
+            n_ctx=llama.get("n_ctx", N_CTX) or None,
+            n_threads=llama.get("n_threads") or None,
+            overrides=llama.get("kv_overrides") or {},
+        )
+        return choose(Path(path), config, fill)
 
     def _fit(self, path: str, llama: Mapping[str, Any]) -> Fit:
         """How the model is opened, once it is known that weights and context fit."""
@@ -130,12 +160,11 @@ class Hobbit(CachedModel, TypedLlama):
             return Fit(self.cache_config.settings(), N_CTX, N_BATCH)
         own = self._arguments
         config = EngineConfig(
-            self.cache_config,
+            self.placement.cache,
             n_batch=given_batch(own),
             n_drafts=n_drafts(own),
-            draft_head=isinstance(own.get("draft_model"), HeadDrafts),
         )
-        fill = set_context(own), set_model(own)
+        fill = set_context(own), self.placement.set_model
         with opening_errors():
             return fit(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
 
@@ -149,8 +178,9 @@ class Hobbit(CachedModel, TypedLlama):
             "n_threads_batch": computing_threads(llama.get("n_threads_batch")),
             "flash_attn": bool(self._arguments["flash_attn"]),
             "kv_overrides": {**(llama.get("kv_overrides") or {}), **how.settings},
+            "n_gpu_layers": self.placement.fill(ffi.llama.llama_model_default_params()).n_gpu_layers,
         }
-        log.start(llama.get("verbose", True))
+        log.start(llama["verbose"])
         ffi.lib.hobbit_clear_last_error()
         try:
             super().__init__(path, **{**llama, **own})
@@ -166,10 +196,6 @@ class Hobbit(CachedModel, TypedLlama):
             lora = self.lora_path if has_context else None
             raise InputError(load_failure(lora or path, hint)) from e
         self._weights = LoadedModel(Path(path), self._model.model)
-        if isinstance(self.draft_model, HeadDrafts):
-            params = type(self.context_params).from_buffer_copy(self.context_params)
-            head = Head(self._model.model, self._ctx.ctx, params)
-            self.draft_model.follow(head, self._ctx, self._weights.cache.failure)
         self._ctx.decode = explained(self._ctx.decode, self._weights.cache)  # type: ignore[assignment, method-assign]
         if isinstance(self.draft_model, TextDrafts):
             self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
@@ -186,6 +212,16 @@ class Hobbit(CachedModel, TypedLlama):
         return self._weights
 
     @property
+    def model_params(self) -> Any:
+        """llama.cpp's parameters of the model."""
+        return self.__dict__["model_params"]
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self.placement.fill(params)
+        self.__dict__["model_params"] = params
+
+    @property
     def _model(self) -> Any:
         return self.__dict__["_model"] if "_model" in self.__dict__ else self.__getattr__("_model")
 
@@ -194,15 +230,6 @@ class Hobbit(CachedModel, TypedLlama):
         self.__dict__["_model"] = model
         # Llama sets this between preparing context_params and using them, and there is no other moment.
         set_own(self.context_params, self._arguments)
-
-    @property
-    def model_params(self) -> Any:
-        return self.__dict__["model_params"]
-
-    @model_params.setter
-    def model_params(self, params: Any) -> None:
-        params.load_mtp = isinstance(self._arguments.get("draft_model"), HeadDrafts)
-        self.__dict__["model_params"] = params
 
     def __getattr__(self, name: str) -> Any:
         if name in _NATIVE:
@@ -236,9 +263,6 @@ class Hobbit(CachedModel, TypedLlama):
                 raise HobbitError(error)
 
     def _free(self) -> None:
-        if isinstance(drafts := self.__dict__.get("draft_model"), HeadDrafts) and drafts.head:
-            drafts.head.close()
-            drafts.head = None
         if "_stack" in self.__dict__:
             super().close()
         if "_weights" in self.__dict__:
@@ -434,7 +458,7 @@ class Hobbit(CachedModel, TypedLlama):
         self.close()
         try:
             report = calibrate(Path(self.model_path), Path(text_file), config)
-            report.calibration.write(Path(self.model_path), report.lookahead)
+            report.calibration.write(Path(self.model_path))
         finally:
             again = {**self.__getstate__(), "cache": replace(own, trace=None)}
             self.__init__(**again)  # type: ignore[misc] # a second trace would be written over the first

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.engine.drafts import Governor, Lookup
-from pyhobbit.engine.head import Head
 from pyhobbit.errors import ConfigError
 from pyhobbit.settings.config import EngineConfig
 
@@ -58,43 +57,12 @@ class TextDrafts:
         else:
             self._lookup = Lookup(text.tolist())
         self._text, self._pass = text, None
-        drafted = self._suggest(text, self._governor.width)
+        drafted = self._lookup.draft(self._governor.width)
         self._n_last = len(drafted)
         return np.array(drafted, np.intc)
-
-    def _suggest(self, _text: np.ndarray, n: int) -> list[int]:
-        return self._lookup.draft(n)
 
     def _judge(self, n_accepted: int) -> None:
         if self._pass is None or self._pass[0] != 1 + self._n_last or n_accepted > self._n_last:
             return  # the text went on by other tokens than the model's
         self._governor.note(self._n_last, n_accepted, self._pass[1])
         self.n_drafted, self.n_accepted = self.n_drafted + self._n_last, self.n_accepted + n_accepted
-
-
-class HeadDrafts(TextDrafts):
-    """A draft_model: what the draft head (MTP) in the model's own file suggests. Otherwise as TextDrafts."""
-
-    head: Head | None = None  # the open model's
-
-    def follow(self, head: Head, context: Any, failure: Callable[[], str | None]) -> None:
-        """Reads what llama-cpp-python's context computes from now on, and forgets what that forgets."""
-        self.head, decode, remove = head, context.decode, context.kv_cache_seq_rm
-
-        def read(batch: Any) -> None:
-            decode(batch)
-            if head.read(batch.batch.token[: batch.batch.n_tokens], batch.batch.pos[0]):
-                raise RuntimeError(failure() or "the draft head cannot be computed")
-
-        def forget(sequence: int, start: int, end: int) -> bool:
-            head.truncate(start)
-            return remove(sequence, start, end)
-
-        context.decode, context.kv_cache_seq_rm = read, forget
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy serves another model."""
-        return {**vars(self), "head": None}
-
-    def _suggest(self, text: np.ndarray, n: int) -> list[int]:
-        return self.head.draft(n, int(text[-1]), len(text) - 1) if self.head else []

@@ -3,6 +3,7 @@
 
 import shlex
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from pyhobbit._tables import DeviceInfo, Latency
@@ -13,13 +14,14 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.devices import gpu_backends, gpus
 from pyhobbit.native.threads import processor_cores
 from pyhobbit.settings.config import CacheConfig, format_size
+from pyhobbit.settings.resolve import resolve
+from pyhobbit.settings.table import KEYS, OPTIONS
 
 _MUCH = 0.2  # share of a token's time, or of the memory
 _SOURCES = {
     "all": "all experts fit; each is read once",
-    "trace": "of the trace, replayed through the cache without prefetch",
     "sample": "measured in the second half of the sample; other texts may repeat their experts less",
-    "even": "assumed: all experts are used equally, the worst case; --trace gives a better estimate",
+    "even": "assumed: all experts are used equally, the worst case",
 }
 
 
@@ -129,7 +131,6 @@ def _context_rows(plan: MemoryPlan) -> dict[str, str]:
     return {
         "context": f"{format_size(plan.context)} for {plan.info.context_text(plan.chose_context)}, and "
         f"{format_size(plan.compute)} to compute prompts in passes of {plan.n_batch} tokens",
-        **({"images": f"{format_size(plan.projector)} for the projector"} if plan.projector else {}),
     }
 
 
@@ -187,16 +188,32 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
     """
     if info.n_tiers < 2 or info.t1 < 1 or info.price > 0 or info.pool_bytes_high >= info.tier_bytes_high:
         return None
-    if cache.t1 is not None or cache.price is not None or calibration_path(model).exists():
+    is_chosen = any(each is not None for each in (cache.t1, cache.price, cache.quality))
+    if is_chosen or calibration_path(model).exists():
         return None
     unused = "the low tier is not used"
     if info.n_absent_high:
         unused = "every expert is in the best precision that it has"
-    paper = f"--t1 {CacheConfig.paper_t1} --t2 {CacheConfig.paper_t2}"
     files = shlex.quote(str(model))
     if cache.sidecar is not None:
         files += f" --sidecar {shlex.quote(str(cache.sidecar))}"
-    return f"{unused}: run pyhobbit calibrate {files} --text FILE, or start with {paper}"
+    return f"{unused}: run pyhobbit calibrate {files} --text FILE, or start with --quality small-loss"
+
+
+def quality_text(model: Path, cache: CacheConfig) -> str | None:
+    """The meaning of the quality that is asked for; None where none is, or no experts. Raises HobbitError."""
+    if cache.quality is None:
+        return None
+    note = next(each.note for each in resolve(model, cache.settings()) if each.name == "quality")
+    return f"{cache.quality}: {note}" if note else None
+
+
+def qualities(model: Path, cache: CacheConfig) -> str:
+    """The meaning of each word of --quality. Raises HobbitError."""
+    spec = OPTIONS["quality"][0]
+    other = dict.fromkeys(name for name in OPTIONS if KEYS[name][0] in spec.replaced_by)
+    texts = (quality_text(model, replace(cache, quality=word, **other)) for word in spec.choices)
+    return "; ".join(filter(None, texts))
 
 
 def advice(

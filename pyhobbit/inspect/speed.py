@@ -6,27 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pyhobbit._tables import Latency
 from pyhobbit.engine.engine import Engine, Piece
+from pyhobbit.engine.placement import PROMPTS, TEXT_TOKENS
 from pyhobbit.engine.plan import MemoryPlan
-from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
+from pyhobbit.engine.stats import CacheStats, Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.native.machine import Disk, measure_disk
-from pyhobbit.quality.stored import stored_costs
-from pyhobbit.routing.trace import NEED_PRIOR, Simulation, Trace, read_trace, simulate, use_rates
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
-from pyhobbit.settings.resolve import resolved
 from pyhobbit.settings.table import default
 
 _SAMPLE_SECONDS = 4.0
 _MIN_TOKENS = 4
-_TEXT_TOKENS = 48  # a longer text may run in circles
-_PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Sample:
 class Speed:
     """The estimate for decoding with a warm cache, per token. hits: assumed, of the high and the low pool.
 
-    source: what the hits were taken from: "all" (the pools hold every expert), "trace", "sample" or "even"
+    source: what the hits were taken from: "all" (the pools hold every expert), "sample" or "even"
      (as if a text used all experts alike, which is the worst case).
     """
 
@@ -82,18 +77,16 @@ def disk_speed(model: ModelFile, io_threads: int | None) -> Disk:
     return measure_disk(best.path, best.part_bytes, io_threads or default("io_threads"))
 
 
-def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan, trace: Path | None) -> Speed:
+def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan) -> Speed:
     """Estimates the speed of a model that lies in memory as planned, some of it by running it.
 
-    trace: routing that it is estimated for. Raises HobbitError, KeyboardInterrupt.
+    Raises HobbitError, KeyboardInterrupt.
     """
-    disk = replayed = None
-    if plan.info.cached:
+    disk = None
+    if plan.info.cached:  # the plan is the cache's, whatever is faster
         disk = disk_speed(model, config.cache.io_threads)
-        if trace is not None:
-            policy = resolved(model.path, config.cache.settings(), "policy")
-            replayed = replay(plan, own_trace(trace, plan).routes, policy)
-    return estimate(plan, measure_sample(model.path, config), disk, replayed)
+        config = replace(config, cache=replace(config.cache, placement="cache"))
+    return estimate(plan, measure_sample(model.path, config), disk)
 
 
 #
@@ -125,13 +118,13 @@ def decode_texts(engine: Engine) -> Iterator[Piece]:
     Raises HobbitError where the model ends its answers to all prompts before a second token.
     """
     n_short = 0  # answers in a row
-    for seed, prompt in enumerate(cycle(_PROMPTS)):
+    for seed, prompt in enumerate(cycle(PROMPTS)):
         n_tokens = 0
-        for piece in engine.generate(prompt, _TEXT_TOKENS, SamplingConfig(seed=seed)):
+        for piece in engine.generate(prompt, TEXT_TOKENS, SamplingConfig(seed=seed)):
             n_tokens += piece.token is not None
             yield piece
         n_short = 0 if n_tokens > 1 else n_short + 1
-        if n_short == len(_PROMPTS):
+        if n_short == len(PROMPTS):
             raise HobbitError("the model ends every answer at once, so there is no decoding to measure")
 
 
@@ -173,75 +166,16 @@ def _hits(cache: CacheStats) -> tuple[float, float]:
 #
 
 
-def estimate(
-    plan: MemoryPlan, sample: Sample, disk: Disk | None, replayed: tuple[float, float] | None
-) -> Speed:
-    """replayed: hits of a trace, by replay()."""
+def estimate(plan: MemoryPlan, sample: Sample, disk: Disk | None) -> Speed:
+    """disk: None without a cache."""
     low_is_whole = plan.share_low >= 1 or plan.info.pool_slots_low == 0
     if plan.share_high >= 1 and low_is_whole:  # also without a cache
         return Speed(sample.compute_s, 0.0, 0.0, (1.0, 1.0), "all", disk, sample)
-    if replayed is None and sample.warm is not None:
+    if sample.warm is not None:
         warm = sample.warm
         return Speed(sample.compute_s, warm.wait_s, warm.read_bytes, warm.hits, "sample", disk, sample)
-    source = "even" if replayed is None else "trace"
-    hits = replayed or (plan.share_high, plan.share_low)
-    info = plan.info
+    hits, info = (plan.share_high, plan.share_low), plan.info
     high, low, _ = sample.mix
     read_bytes = high * (1 - hits[0]) * info.token_bytes_high + low * (1 - hits[1]) * info.token_bytes_low
     wait_s = read_bytes * sample.wait_s_per_byte
-    return Speed(sample.compute_s, wait_s, read_bytes, hits, source, disk, sample)
-
-
-def _rule(info: ModelInfo) -> dict[str, Any]:
-    """The rule's parameters for a Simulation."""
-    if info.price == 0:
-        return {"t1": info.t1, "t2": info.t2}
-    costs = stored_costs(Path(info.model))
-    return {"rule": "price", "price": info.price, "low_costs": costs.low, "skip_costs": costs.skip}
-
-
-def replay(plan: MemoryPlan, routes: "np.ndarray[Any, Any]", policy: str) -> tuple[float, float]:
-    """Hits of both pools, as in Speed, when these routes (trace.ROUTE) meet the pools of the plan.
-
-    A policy that decides by earlier uses takes those of the routes themselves.
-    """
-    info = plan.info
-    layers = len(np.unique(routes["layer"]))
-    n_tokens = len(np.unique(routes["token"]))
-    prior = use_rates(routes, layers, info.n_experts, n_tokens) if policy in NEED_PRIOR else ()
-    simulation = Simulation(
-        n_layers=layers,
-        n_experts=info.n_experts,
-        n_used=info.n_experts_used,
-        slots_high=info.pool_slots_high,
-        slots_low=info.pool_slots_low,
-        policy=policy,
-        prior=prior,
-        floors=True,
-        **_rule(info),
-        bits_high=info.tier_bytes_high / info.n_high_experts,
-        bits_low=(info.tier_bytes_low or info.tier_bytes_high) / info.n_all_experts,
-    )
-    result = simulate(routes, simulation)
-    high, low = result.hits_high + result.misses_high, result.hits_low + result.misses_low
-    return (
-        (high - result.loads_high) / high if high else 1.0,
-        (low - result.loads_low) / low if low else 1.0,
-    )
-
-
-def own_trace(path: Path, plan: MemoryPlan) -> Trace:
-    """Reads a trace of the model of the plan. Raises HobbitError."""
-    trace = read_trace(path)
-    info = plan.info
-    shape = (trace.n_layers, trace.n_experts, trace.n_used)
-    own = (info.n_layers, info.n_experts, info.n_experts_used)
-    if shape != own:
-        if shape[:2] == own[:2]:
-            raise HobbitError(
-                f"{path} was recorded with {trace.n_used} experts per token, and {info.model} runs with "
-                f"{info.n_experts_used} here: record it without the override that makes the difference"
-            )
-        theirs, ours = ("{} layers of {} experts, {} used".format(*each) for each in (shape, own))
-        raise HobbitError(f"{path} is a trace of another model: it has {theirs}, and {info.model} has {ours}")
-    return trace
+    return Speed(sample.compute_s, wait_s, read_bytes, hits, "even", disk, sample)

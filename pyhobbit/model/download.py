@@ -326,7 +326,7 @@ def _explained(repo: Repo) -> Iterator[None]:
         ) from e
     except OSError as e:
         is_full = e.errno in (errno.ENOSPC, errno.EDQUOT)
-        place = f"{e.filename or constants.HF_HUB_CACHE}: {e.strerror or _first_line(e)}"
+        place = f"{e.filename2 or e.filename or constants.HF_HUB_CACHE}: {e.strerror or _first_line(e)}"
         reason = "the disk is full; make room, and run the command again" if is_full else place
         raise HobbitError(f"{repo.name} cannot be stored: {reason}") from e
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:  # no answer of the hub

@@ -2,15 +2,16 @@
 """The GGUF models in Hugging Face's cache, which all programs on huggingface_hub share, and in folders."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CachedFileInfo, CachedRepoInfo, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.model import other_programs
 from pyhobbit.model.download import is_complete, whole
-from pyhobbit.model.file_names import is_model_file, is_model_name, uses_path
+from pyhobbit.model.file_names import is_model_file, is_model_name
 from pyhobbit.model.labels import is_first, label, matching, the_one
 from pyhobbit.model.names import COMPANIONS, parse_repository
 
@@ -21,13 +22,14 @@ _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 class LocalModel:
     """name: what a command takes as MODEL.  path: of its first file.  size: of all its files, in bytes.
 
-    last_used: seconds since 1970.
+    last_used: seconds since 1970.  program: that has downloaded it.
     """
 
     name: str
     path: Path
     size: int
     last_used: float
+    program: str = "Hugging Face"
 
 
 def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
@@ -60,9 +62,23 @@ def models_in(folder: Path) -> list[LocalModel]:
             path=paths[first],
             size=sum(paths[name].stat().st_size for name in whole(str(folder), first, paths)),
             last_used=paths[first].stat().st_atime,
+            program="a folder",
         )
         for first in _models(paths)
     ]
+
+
+def models_of_programs() -> list[LocalModel]:
+    """The MoE models of ollama and LM Studio."""
+    found = [
+        replace(model, name=str(model.path.relative_to(folder)), program="LM Studio")
+        for folder in other_programs.lm_studio_folders()
+        if folder.is_dir()
+        for model in models_in(folder)
+    ]
+    for name, path in other_programs.ollama_models():
+        found.append(LocalModel(name, path, path.stat().st_size, path.stat().st_atime, "ollama"))
+    return [model for model in found if other_programs.is_moe(model.path)]
 
 
 def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
@@ -85,8 +101,6 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     doomed = {part: files[part] for first in chosen for part in whole(repo.repo_id, first, files)}
     versions = [version for part in doomed.values() for version in part]
     blobs = {version.blob_path: version.size_on_disk for version in versions}
-    for version in (version for first in chosen for version in files[first]):
-        uses_path(version.file_path).unlink(missing_ok=True)
     if any(file.endswith(_WEIGHTS) and file not in doomed for file in files):
         for path in (*(version.file_path for version in versions), *blobs):
             path.unlink(missing_ok=True)

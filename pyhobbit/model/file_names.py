@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a model's files are named: splits, sidecar, calibration, options, counts, and files that are no model.
+"""How a model's files are named: splits, sidecar, calibration, options, and files that are no model.
 
 Imports nothing large.
 """
@@ -11,6 +11,9 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _QUANT = r"(?:I?Q\d\w*|TQ\d\w*|(?:MX|NV)FP\d\w*|BF16|FP?16|FP?32)(?![^\W_])"
 QUANT = re.compile(rf"(?<![^\W_])(?:(?:UD|i1?)-)?{_QUANT}", re.IGNORECASE)
 """A quantisation in a name, with the marks that makers put before it."""
+
+EXACT = "-exact"
+"""Ends a model's second name, under which a server answers in high precision alone."""
 
 # By the place of a mark: "M-imatrix-Q4_K_M" and "M-mtp-Q6_K" are models.
 _DRAFT = r"(?:mtp|eagle3?|dflash|dspark|draft)(?![^\W_]).*"
@@ -62,8 +65,3 @@ def calibration_path(base: Path) -> Path:
 def options_path(base: Path) -> Path:
     """Where a model's own options lie (pyhobbit.model.options_file)."""
     return base.with_name(model_stem(base) + ".toml")
-
-
-def uses_path(base: Path) -> Path:
-    """Where the engine keeps how often a model's experts were used."""
-    return base.with_name(model_stem(base) + ".hobbit-uses")

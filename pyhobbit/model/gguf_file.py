@@ -107,10 +107,7 @@ class Placement(NamedTuple):
 
 
 def tensor_nbytes(ggml_type: GgmlType, ne: Sequence[int]) -> int:
-    rows = 1
-    for n in ne[1:]:
-        rows *= n
-    return rows * ggml_type.nbytes(ne[0])
+    return prod(ne[1:]) * ggml_type.nbytes(ne[0])
 
 
 def align(n: int, alignment: int) -> int:

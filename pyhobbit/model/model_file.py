@@ -17,15 +17,6 @@ from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
 from pyhobbit.settings.config import Setting
 
-# The last factor of a router's input; the first of these that is stored.
-_GAINS = (
-    "ffn_gate_inp.scale",
-    *(
-        f"{norm}.weight"
-        for norm in ("ffn_norm_exps", "ffn_norm", "post_attention_norm", "attn_output_norm", "attn_norm")
-    ),
-)
-
 
 @dataclass(frozen=True)
 class Tier:
@@ -143,14 +134,7 @@ class ModelFile:
             gating=gating,
             n_groups=max(1, self.key("expert_group_count", 1)),
             n_groups_used=max(1, self.key("expert_group_used_count", 1)),
-            gain=self._gain(block),
         )
-
-    def _gain(self, block: int) -> np.ndarray | None:
-        # SmallThinker's routers read the residual stream, and a norm with a bias is more than a gain
-        stems = (f"blk.{block}.{name}" for name in _GAINS if self.architecture != "smallthinker")
-        name = next((name for name in stems if name in self.tensors), "")
-        return None if name.removesuffix("weight") + "bias" in self.tensors else self._floats(name)
 
     def _floats(self, name: str) -> np.ndarray | None:
         tensor = self.tensors.get(name)

@@ -5,6 +5,7 @@ import argparse
 from pathlib import Path
 
 from pyhobbit.errors import ConfigError
+from pyhobbit.model import other_programs
 from pyhobbit.model.names import parse_repository, repository_in
 
 
@@ -38,13 +39,17 @@ def check_model_arguments(args: argparse.Namespace) -> None:
     Makes MODEL a path, or moves it to --hf-repo, which becomes USER/NAME[:QUANT].
     """
     if args.model is None and args.hf_repo is None:
-        raise ConfigError("give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face")
+        raise ConfigError(
+            "give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face; "
+            "pyhobbit list shows those that are here"
+        )
     if args.model is not None and args.hf_repo is not None:
         raise ConfigError(f"both MODEL ({args.model}) and --hf-repo ({args.hf_repo}) are given; give one")
     if args.hf_repo is not None:
         args.hf_repo = repository_in(args.hf_repo) or args.hf_repo
     elif isinstance(args.model, str):
-        args.hf_repo = repository_in(args.model)
-        args.model = None if args.hf_repo is not None else Path(args.model)
+        found = None if Path(args.model).exists() else other_programs.find(args.model)
+        args.hf_repo = None if found else repository_in(args.model)
+        args.model = None if args.hf_repo is not None else found or Path(args.model)
     if args.hf_repo is not None:
         parse_repository(args.hf_repo)

@@ -66,7 +66,10 @@ def check_model_file(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
     except FileNotFoundError:
-        raise HobbitError(f"{path} does not exist{_suggestion(path.parent, path.name)}") from None
+        hint = _suggestion(path.parent, path.name)
+        if ":" in path.name:
+            hint = "; pyhobbit list shows models, and on Hugging Face they are called USER/NAME[:QUANT]"
+        raise HobbitError(f"{path} does not exist{hint}") from None
     except OSError as e:
         raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
     if head[:4] != b"GGUF":

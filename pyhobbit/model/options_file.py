@@ -2,14 +2,13 @@
 """A model's own options, in a TOML file beside it; the command line and keywords come before it."""
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.errors import ConfigError, HobbitError, did_you_mean
 from pyhobbit.model.file_names import options_path
 from pyhobbit.native.files import write_text
 from pyhobbit.settings.config import (
@@ -29,7 +28,13 @@ _CACHE = {
 }
 _COUNTS = ("top_k", "seed")
 _SAMPLING = {name: "count" if name in _COUNTS else "number" for name in SAMPLING_HELP}
-_ENGINE = {"ctx": "count", "batch": "count", "threads": "count"}
+_ENGINE = {
+    "ctx": "count",
+    "batch": "count",
+    "threads": "count",
+    "cache_type_k": "text",
+    "cache_type_v": "text",
+}
 _CHAT = {"max_tokens": "count", "system": "text", "think": "text"}
 KINDS: Mapping[str, str] = {**_CACHE, **_ENGINE, **_SAMPLING, **_CHAT}
 """Settings that the file may hold, with the kind of each value; names are those of the options, with
@@ -79,10 +84,7 @@ def write_options(model: Path, options: Mapping[str, Any]) -> Path:
         else:
             document[name] = list(value) if isinstance(value, tuple) else value
     _checked(path, document.unwrap())
-    try:
-        write_text(path, tomlkit.dumps(document))
-    except OSError as e:
-        raise HobbitError(f"{path} cannot be written: {e.strerror}") from e
+    write_text(path, tomlkit.dumps(document))
     return path
 
 
@@ -109,8 +111,7 @@ def _checked(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(name: str, value: Any) -> Any:
     if name not in KINDS:
-        near = get_close_matches(name, KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+        hint = did_you_mean(name, KINDS, f"there are {', '.join(KINDS)}")
         raise ConfigError(f"there is no option {name}; {hint}")
     kind = KINDS[name]
     types, what = _TYPES.get(kind, _TEXT)
@@ -127,7 +128,7 @@ def _check_together(options: Mapping[str, Any]) -> None:
         {k: v for k, v in options.items() if k in some} for some in (_CACHE, _SAMPLING, _CHAT)
     )
     names = {"ctx": "n_ctx", "batch": "n_batch", "threads": "n_threads"}
-    engine = {names[name]: value for name, value in options.items() if name in names}
+    engine = {names.get(name, name): value for name, value in options.items() if name in _ENGINE}
     config = ChatConfig(EngineConfig(CacheConfig(**cache), **engine), SamplingConfig(**sampling), **chat)
     if cache:
         from pyhobbit.settings.resolve import check_settings  # takes the native libraries

@@ -4,21 +4,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import HobbitError, did_you_mean
 from pyhobbit.native.paths import LIB_DIR
 
 TYPE_COUNT = 43
 """GGML_TYPE_COUNT of the ggml.h that libggml-base was built from."""
-
-_LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
 # llama-quantize refuses these without an importance matrix, because the result would be garbage.
 _WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs"})
@@ -44,10 +39,6 @@ class _TypeTraits(ctypes.Structure):
     ]
 
 
-class _GgufInitParams(ctypes.Structure):
-    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
-
-
 _PROTOTYPES = {
     "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
     "ggml_blck_size": (ctypes.c_int64, [ctypes.c_int]),
@@ -59,8 +50,6 @@ _PROTOTYPES = {
         [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p],
     ),
     "ggml_validate_row_data": (ctypes.c_bool, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
-    "gguf_init_from_file": (ctypes.c_void_p, [ctypes.c_char_p, _GgufInitParams]),
-    "gguf_free": (None, [ctypes.c_void_p]),
 }
 
 
@@ -135,8 +124,7 @@ def type_by_name(name: str) -> GgmlType:
     """
     types = {ggml_type.name.lower(): ggml_type for ggml_type in quantizable_types()}
     if name.lower() not in types:
-        near = get_close_matches(name.lower(), types, n=1, cutoff=_LEAST_LIKENESS)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(types)}"
+        hint = did_you_mean(name.lower(), types, f"choose one of {', '.join(types)}", 0.7)
         raise HobbitError(f"unknown type {name!r}: {hint}")
     return types[name.lower()]
 
@@ -224,11 +212,3 @@ def _multiples(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
 def _sums(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Sums of the products in each row."""
     return np.einsum("ij,ij->i", a, b)[:, None]
-
-
-def ggml_accepts(path: Path) -> bool:
-    """Tells if ggml's own parser accepts the file's header (it says why not on stderr)."""
-    context = _ggml().gguf_init_from_file(os.fsencode(path), _GgufInitParams(no_alloc=True, ctx=None))
-    if context:
-        _ggml().gguf_free(context)
-    return bool(context)

@@ -30,7 +30,7 @@ from pyhobbit.settings.table import default
 
 _BESIDE = 1 << 30  # bytes of libraries, a context of some thousand tokens and what computes a prompt
 _TAKEN = 0.9  # share of the memory, as of what is free
-MEMORY_SPEED = 40e9  # bytes per second; two channels of a small machine, which vary less than disks
+_MEMORY_SPEED = 40e9  # bytes per second; two channels of a small machine, which vary less than disks
 _ENOUGH = 5.0  # token/s: about as fast as people read
 _MOST_BITS = 7.5  # per weight; more than Q6_K hardly answers better
 _PROBE_BYTES, _READ_BYTES = 1 << 27, 1 << 21
@@ -71,12 +71,9 @@ class Weights:
     def speed(self, machine: Machine) -> float:
         """Expected token/s; 0 where the model does not fit."""
         share = self.share(machine.memory)
-        return self.rate(share, machine.disk) if share >= 0 else 0.0
-
-    def rate(self, share: float, disk: float) -> float:
-        """Expected token/s with this share of the experts in memory. disk: bytes per second."""
         missing = (1 - share) ** 2 * self.used_experts
-        return 1 / ((1 + self.rest + self.used_experts) / MEMORY_SPEED + missing / disk)
+        seconds = (1 + self.rest + self.used_experts) / _MEMORY_SPEED + missing / machine.disk
+        return 1 / seconds if share >= 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """How a layer's router chooses its experts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -22,7 +22,7 @@ class Router:
 
     weight: float32 [E, D].  bias: [E], added to the outputs.  selection_bias: [E], added to the
     probabilities.  n_groups, n_groups_used: experts are chosen from the best n_groups_used of n_groups equal
-    groups.  gain: [D], of the norm before the router, which the inputs carry.
+    groups.
     """
 
     weight: np.ndarray
@@ -31,14 +31,6 @@ class Router:
     gating: Gating = Gating.SOFTMAX
     n_groups: int = 1
     n_groups_used: int = 1
-    gain: np.ndarray | None = None
-
-    def early(self, source: "Router") -> "Router":
-        """This router for the inputs of another one: with its own gain in place of theirs."""
-        if self.gain is None or source.gain is None:
-            return self
-        ratio = np.divide(self.gain, source.gain, out=np.zeros_like(self.gain), where=source.gain != 0)
-        return replace(self, weight=self.weight * ratio)
 
     def choose(self, inputs: np.ndarray, n_used: int) -> np.ndarray:
         """The experts chosen for inputs [T, D], best first: int [T, n_used]."""

@@ -27,9 +27,8 @@ FORMAT_VERSION = 1
 PARTIAL_VERSION = 3  # version of a file whose high tier lacks experts
 ALIGNMENT = 4096
 LOW_DIVERGENCES = "hobbit.low_divergences"  # key of a calibration
-LOOKAHEAD_MAPS = "hobbit.ahead"  # a tensor of a calibration
 HIGH, LOW = "high", "low"
-_PARTIAL = "partial"
+_COMPLETE, _PARTIAL = "complete", "partial"
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 
 _PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
@@ -124,8 +123,8 @@ def tier_metadata(partial: bool = False) -> list[KeyValue]:
     ]
     if partial:
         entries.append(string_entry("hobbit.base_tier", LOW))
-    entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", _PARTIAL if partial else "complete"))
-    return [*entries, string_entry(f"hobbit.tier.{LOW}.kind", "complete")]
+    entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", _PARTIAL if partial else _COMPLETE))
+    return [*entries, string_entry(f"hobbit.tier.{LOW}.kind", _COMPLETE)]
 
 
 @dataclass(frozen=True)
@@ -153,19 +152,13 @@ class Tiers:
 
 
 def read_tiers(file: GgufFile) -> Tiers:
-    """Reads the tiers of a model's first file or sidecar.
-
-    Raises HobbitError for a file that is damaged, or that an earlier version made with residual tiers.
-    """
+    """Reads the tiers of a model's first file or sidecar. Raises HobbitError for a file that is damaged."""
     names = file.get("hobbit.tiers", [HIGH])
     if names not in ([HIGH], [HIGH, LOW]):
         raise HobbitError(f"{file.path} declares the tiers {names}, not high and low: convert it again")
-    kinds = {name: file.get(f"hobbit.tier.{name}.kind", "complete") for name in names}
-    if "residual" in kinds.values():
-        raise HobbitError(
-            f"{file.path} was made with residual tiers, which were removed in this version: convert the "
-            "model again with make_gguf"
-        )
+    kinds = {name: file.get(f"hobbit.tier.{name}.kind", _COMPLETE) for name in names}
+    if unknown := set(kinds.values()) - {_COMPLETE, _PARTIAL}:
+        raise HobbitError(f"{file.path} has a tier of the unknown kind {min(unknown)}: convert it again")
     partial = tuple(name for name in names if kinds[name] == _PARTIAL)
     return Tiers(tuple(names), file.get("hobbit.base_tier", names[0]), partial)
 

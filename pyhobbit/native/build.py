@@ -23,7 +23,7 @@ _KINDS = (
 # In the order of hobbit_counter_kind: its name, the type in Python and its zero.
 _COUNTERS = (("count", "int", 0), ("seconds", "float", 0.0), ("state", "int", 0))
 
-# Structures of hobbit.h that Python has as dataclasses, and the types of their fields there.
+# Structures of the headers that Python has as dataclasses, and the types of their fields there.
 _STRUCTS = {
     "hobbit_info": "CacheInfo",
     "hobbit_device_info": "DeviceInfo",
@@ -72,7 +72,7 @@ class Counter(NamedTuple):
 
 
 def declarations(header: str) -> str:
-    """The plain C declarations of hobbit.h: no preprocessor lines, linkage blocks or export macros."""
+    """The plain C declarations of our headers: no preprocessor lines, linkage blocks or export macros."""
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", header, flags=re.DOTALL)
     text = re.sub(r"^[ \t]*#(?:.*\\\n)*.*$", "", text, flags=re.MULTILINE)
     return re.sub(r"\bHOBBIT_API\b", "", text)
@@ -146,13 +146,15 @@ def _dataclass(name: str, fields: Iterable[tuple[str | None, str, object, str | 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("header", "tables", "module_source", "tables_source"):
+    for name in ("tables", "module_source", "tables_source"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("headers", type=Path, nargs="+")
     args = parser.parse_args()
     builder = FFI()
-    header = args.header.read_text(encoding="utf-8")
+    header = "".join(each.read_text(encoding="utf-8") for each in args.headers)
     builder.cdef(declarations(header))
-    builder.set_source("pyhobbit._hobbit_c", f'#include "{args.header.name}"')
+    includes = "".join(f'#include "{each.name}"\n' for each in args.headers)
+    builder.set_source("pyhobbit._hobbit_c", includes)
     builder.emit_c_code(str(args.module_source))
     library = builder.dlopen(str(args.tables))
     args.tables_source.write_text(tables(builder, header, library), encoding="utf-8")

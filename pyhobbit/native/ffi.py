@@ -111,13 +111,11 @@ def host_memory(context: Any) -> HostMemory:
     return _host_memory(context)
 
 
-@cache
-def head_states() -> tuple[Any, Any]:
-    """llama_keep_head_states and llama_get_head_state of llama-expert-cache.h."""
-    keep, get = llama.llama_cpp._lib.llama_keep_head_states, llama.llama_cpp._lib.llama_get_head_state
+def keep_head_states(context: Any, masked: bool) -> None:
+    """llama_keep_head_states of llama-expert-cache.h."""
+    keep = llama.llama_cpp._lib.llama_keep_head_states
     keep.argtypes, keep.restype = [ctypes.c_void_p, ctypes.c_bool], None
-    get.argtypes, get.restype = [ctypes.c_void_p, ctypes.c_int32], ctypes.POINTER(ctypes.c_float)
-    return keep, get
+    keep(context, masked)
 
 
 def check(call: Callable[..., bool], *args: Any) -> None:

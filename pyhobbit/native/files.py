@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pyhobbit.errors import HobbitError
 
+_MARKED = 1 << 16  # bytes at both ends of a file
+
 
 def read_text(path: Path) -> str:
     """A text in any encoding: bytes that are no UTF-8 become surrogates. Raises HobbitError."""
@@ -18,10 +20,27 @@ def read_text(path: Path) -> str:
         raise HobbitError(f"the text {path} cannot be read: {e.strerror}") from e
 
 
+def ends(path: Path) -> bytes:
+    """The first and the last bytes of a model file, which tell it from others. Raises OSError."""
+    with path.open("rb") as file:
+        first = file.read(_MARKED)
+        file.seek(-min(_MARKED, path.stat().st_size), os.SEEK_END)
+        return first + file.read()
+
+
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 to `path`, or what it links to. After an OSError there is the old text or the new one."""
-    with atomic_output(path.resolve()) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    """Writes UTF-8 to `path`, or what it links to: all or nothing, but to a pipe or a device.
+
+    Raises HobbitError.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        with atomic_output(path.resolve()) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise HobbitError(f"{path} cannot be written: {e.strerror}") from e
 
 
 @contextmanager

@@ -21,25 +21,24 @@ from pyhobbit.model.expert_weights import ExpertWeights
 from pyhobbit.model.model_file import model_parts, read_model_file
 from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
-from pyhobbit.quality.costs import CostRuns, expert_costs, output_errors, static_costs
+from pyhobbit.quality.costs import CostRuns, output_errors, static_costs
 from pyhobbit.quality.estimate import RUNS_PER_LAYER, estimate, n_cost_runs, told_once
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
-from pyhobbit.quality.fit import CacheFit, CacheFitter, CacheModel
-from pyhobbit.quality.lookahead import MAX_BYTES, Lookahead, LookaheadFit, sum_bytes
+from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
 from pyhobbit.quality.output_error import OutputErrors
 from pyhobbit.quality.progress import Measurements
-from pyhobbit.quality.report import CalibrationReport, LayerProfile
+from pyhobbit.quality.report import CalibrationReport
 from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS, Bound, Trials
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.routing.observe import LayerEvent, Observations, Recorder, observed
-from pyhobbit.routing.rules import decide, decide_by_price, losses, shares, unimportance
+from pyhobbit.routing.observe import Observations, Recorder, observed
+from pyhobbit.routing.paths import path_table
+from pyhobbit.routing.rules import unimportance
 from pyhobbit.routing.trace import ROUTE
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_size
-from pyhobbit.settings.table import default
+from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 
 _MAX_ROUTES = 200_000  # replayed at once
 _MAX_INPUT_BYTES = 32 << 20  # bytes of routers' inputs
-_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_FAST = 4.0  # the limit of the quality fast, by the one that is given
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,8 @@ class _Known:
     seen: Observations
     bound: Bound
     memo: Measurements
-    lookahead: Lookahead | None
     chunk_s: float
     deadline: float
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Weights of the routers: [T, L, K]."""
-        return observed(self.seen.weights)
 
     @property
     def n_tokens(self) -> int:
@@ -84,11 +77,13 @@ class _Found:
     """The best of each rule that was tried, and its check; the costs of the rule price; everything in low
     precision.
 
-    divergences: CostRuns.by_expert, where it was asked for.
+    fast: by rule, with _FAST times the limit, which nothing checks.
+    divergences: CostRuns.by_expert, of the rule edgemoe.
     """
 
     by_rule: dict[str, Quality] = field(default_factory=dict)
     checks: dict[str, Quality] = field(default_factory=dict)
+    fast: dict[str, Quality] = field(default_factory=dict)
     n_trials: int = 0
     costs: Costs | None = None
     divergences: np.ndarray | None = None
@@ -116,11 +111,10 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     content = read_text(text)
     Calibration.check_place(model)
     found = _Found()
-    fit = _lookahead_fit(model, config)  # before the cache takes the memory
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks)
-        known = _know(evaluator, chunks, memo, config, fit, deadline)
+        known = _know(evaluator, chunks, memo, config, deadline)
         if "gate" in config.rules or not known.has_low:
             _try_gate(evaluator, known, found)
     if known.has_low:
@@ -175,17 +169,13 @@ def _know(
     chunks: list[Chunk],
     memo: Measurements,
     config: CalibrationConfig,
-    fit: LookaheadFit | None,
     deadline: float,
 ) -> _Known:
     told = told_once(lambda chunk_s: _say(estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
-    if fit is not None:
-        fit.begin(sum(map(len, chunks)))
     started = time.monotonic()
-    reference, seen = profile(evaluator, chunks, told, fit)
+    reference, seen = profile(evaluator, chunks, told)
     chunk_s = (time.monotonic() - started) / len(chunks)
     n_check = config.n_check(len(chunks)) if evaluator.has_low_tier else 0
-    lookahead = fit.result() if fit is not None else None
     return _Known(
         info=evaluator.info,
         chunks=chunks,
@@ -194,28 +184,9 @@ def _know(
         seen=seen,
         bound=Bound.of(config, is_sure=n_check > 0),
         memo=memo,
-        lookahead=lookahead,
         chunk_s=chunk_s,
         deadline=deadline,
     )
-
-
-def _lookahead_fit(model: Path, config: CalibrationConfig) -> LookaheadFit | None:
-    """Fits the maps that predict experts; None where there is nothing to fit, or no memory for it."""
-    cache = config.engine.cache
-    file = read_model_file(model, cache.sidecar)
-    n_ahead = default("prefetch") if cache.prefetch is None else cache.prefetch
-    routers = file.routers(file.blocks)
-    if routers is None or len(routers) < 2 or n_ahead == 0:
-        return None
-    n_bytes = sum_bytes(len(routers), routers[0].weight.shape[1])
-    if n_bytes > MAX_BYTES:
-        _say(
-            f"maps for prediction are not fitted: that takes {format_size(n_bytes)} of memory, and the "
-            f"limit is {format_size(MAX_BYTES)}; the routers themselves predict"
-        )
-        return None
-    return LookaheadFit(routers, n_ahead)
 
 
 def _say(text: str) -> None:
@@ -245,6 +216,11 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
             found.by_rule[rule], found.checks[rule] = best
         else:
             found.by_rule[rule] = cheapest(fit, known.bound)
+        loose = known.bound.scaled(_FAST)
+        if rule != "gate":  # whose search takes long, and has seen some that are beyond the limit
+            cheapest(fit, loose)
+        within = (each for each in fit.measured.values() if loose.holds(each))
+        found.fast[rule] = min(within, key=lambda each: each.bytes_per_token)
         found.n_trials += len(fit.measured) + len(check.measured)
         bar.total = bar.n
 
@@ -267,16 +243,13 @@ def _try_price(
     n_runs = n_cost_runs(config, n_layers, n_experts_used)
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
-        if config.by_expert:
-            found.divergences = runs.by_expert()
         if rule == "edgemoe":
-            found.costs = static_costs(observed(found.divergences))
+            found.divergences = runs.by_expert()
+            found.costs = static_costs(found.divergences)
         elif errors is not None:
             found.costs = _costs_in_time(runs, known, errors)
         else:
             found.costs = runs.by_layer()
-            if config.by_expert:
-                found.costs = expert_costs(found.costs, observed(found.divergences), part)
         bar.total = bar.n
     costs = found.costs
     _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_price(trials, bound, costs, seen))
@@ -336,6 +309,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             price=max(quality.price for quality in found.by_rule.values()),
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
+            paths=path_table(seen.by_layer(), info.n_experts),
             divergences=()
             if found.divergences is None
             else tuple(np.nan_to_num(found.divergences).ravel().tolist()),
@@ -349,10 +323,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         by_rule=found.by_rule,
         checks=found.checks,
         high_bytes_per_token=info.token_bytes_high,
-        score_quantiles=_quantiles(_scores(seen)),
-        layers=_layer_profiles(known, found),
         cache=fit,
-        lookahead=known.lookahead,
         low_alone=found.low_alone,
         low_alone_holds=found.low_alone is not None and known.bound.holds(found.low_alone),
         static_low=_static_low(known, found),
@@ -363,6 +334,8 @@ def _further_numbers(bound: Bound, found: _Found, low_shares: dict[str, float]) 
     limits = {"max_ppl_increase": bound.max_increase, "max_kl": bound.max_kl}
     numbers = {name: limit for name, limit in limits.items() if limit is not None}
     numbers |= {f"{rule}.low_share": share for rule, share in low_shares.items()}
+    names = ("t1", "t2") if found.rule == "gate" else ("price",)
+    numbers |= {f"fast.{name}": getattr(found.fast[found.rule], name) for name in names}
     for part, measured in {"fit": found.by_rule, "check": found.checks}.items():
         for rule, quality in measured.items():
             for name in ("mean_kl", "kl_at_most", "perplexity_ratio", "ratio_at_most"):
@@ -377,34 +350,17 @@ def _static_low(known: _Known, found: _Found) -> float | None:
     return float(np.mean(np.array(found.known_costs.low) < found.by_rule[found.rule].price * saved))
 
 
-def _decisions(known: _Known, found: _Found) -> np.ndarray:
-    """The chosen rule's decision for each selection: [T, L, K]."""
-    weights, best = known.weights, found.by_rule[found.rule]
-    if found.rule == "gate":
-        return decide(unimportance(weights), best.t1, best.t2)
-    low, skip = found.known_costs.of(known.seen.layers, known.seen.experts, known.info.n_layers)
-    low_bytes = known.info.mean_expert_bytes[1] / known.info.mean_expert_bytes[0]
-    return decide_by_price(losses(weights, found.rule), low, skip, best.price, low_bytes)
-
-
 def profile(
     evaluator: Evaluator,
     chunks: list[Chunk],
     told: Progress = lambda _n_tokens: None,
-    fit: LookaheadFit | None = None,
 ) -> tuple[np.ndarray, Observations]:
-    """The reference, and what the routers did in it.  told: of each chunk.  fit: observes too.
+    """The reference, and what the routers did in it.  told: of each chunk.
 
     Raises HobbitError.
     """
     recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, _MAX_INPUT_BYTES)
-
-    def observe(event: LayerEvent) -> None:
-        recorder(event)
-        if fit is not None:
-            fit(event)
-
-    with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(observe):
+    with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(recorder):
 
         def progress(n_tokens: int) -> None:
             bar.update(n_tokens)
@@ -419,35 +375,8 @@ def profile(
 
 def _scores(seen: Observations) -> np.ndarray:
     """Scores of Eq. 2 of all selections, by token: [T, n]."""
-    return unimportance(observed(seen.weights))[:, seen.is_used]
-
-
-def _quantiles(scores: np.ndarray) -> dict[float, float]:
-    ranked = scores[scores > 0]
-    return {q: float(np.quantile(ranked, q)) for q in _QUANTILES} if ranked.size else {}
-
-
-def _layer_profiles(known: _Known, found: _Found) -> tuple[LayerProfile, ...]:
-    seen, n_experts, precisions = known.seen, known.info.n_experts, _decisions(known, found)
-    costs = None if found.costs is None else found.costs.by_layer(known.info.n_layers)
-    profiles = []
-    for i, layer in enumerate(seen.layers):
-        use = _uses(seen, i, n_experts)
-        weights = known.weights[:, i]
-        high, low, skipped = shares(seen.used(precisions, i))
-        profiles.append(
-            LayerProfile(
-                layer=layer,
-                expert_use=tuple((use / use.sum()).tolist()),
-                share_high=high,
-                share_low=low,
-                share_skipped=skipped,
-                top_weight=float(np.mean(weights.max(axis=1) / weights.sum(axis=1))),
-                low_cost=None if costs is None else costs[0][layer],
-                skip_cost=None if costs is None else costs[1][layer],
-            )
-        )
-    return tuple(profiles)
+    of_layers = [unimportance(seen.used(observed(seen.weights), i)) for i in range(len(seen.layers))]
+    return np.concatenate(of_layers, axis=1)
 
 
 def _uses(seen: Observations, i: int, n_experts: int) -> np.ndarray:
@@ -475,7 +404,7 @@ def _fit_cache(known: _Known, found: _Found) -> tuple[CacheFit, dict[str, float]
     fitting, choosing = (routes(seen, slice(start, start + n_at_once)) for start in (0, half))
     with _bar("cache", None, "replays") as bar:
         fitters = {
-            rule: CacheFitter(CacheModel.of(known.info, rule, best, found.costs), bar.update)
+            rule: CacheFitter(simulation_of(known.info, rule, best, found.costs), bar.update)
             for rule, best in found.by_rule.items()
         }
         fit = fitters[found.rule].fit(fitting, choosing)

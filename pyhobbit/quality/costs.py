@@ -161,18 +161,6 @@ def less_important_half(square: np.ndarray) -> tuple[float, float]:
     return threshold, float(np.nanmean(np.where(others < threshold, others, 0.0).sum(axis=-1)))
 
 
-def expert_costs(by_layer: Costs, divergences: np.ndarray, seen: Observations) -> Costs:
-    """Costs by expert of the rule price from CostRuns.by_expert; unused experts have their layer's cost."""
-    n_experts = divergences.shape[1]
-    low = np.repeat(by_layer.low, n_experts).reshape(divergences.shape)
-    for i, layer in enumerate(seen.layers):
-        square = squared_weights(observed(seen.weights)[:, i])
-        for expert in np.flatnonzero(~np.isnan(divergences[layer])):
-            used = np.where(seen.experts[:, i] == expert, square, 0.0).sum(axis=-1)
-            low[layer, expert] = divergences[layer, expert] / np.nanmean(used)
-    return Costs(tuple(low.ravel().tolist()), tuple(np.repeat(by_layer.skip, n_experts).tolist()))
-
-
 def static_costs(divergences: np.ndarray) -> Costs:
     """Costs of the rule edgemoe: the measured divergences themselves; unused experts come first."""
     low = np.nan_to_num(divergences, nan=0.0).ravel()

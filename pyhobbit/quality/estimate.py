@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pyhobbit.quality.evaluate import Evaluator, Progress
 from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS
-from pyhobbit.settings.config import CalibrationConfig
+from pyhobbit.settings.config import CalibrationConfig, format_duration
 
 RUNS_PER_LAYER = 2
 """That measure its costs."""
@@ -43,23 +43,19 @@ def estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibr
         n_checks = n_check * TYPICAL_CHECKS * len(config.rules)
         return chunk_s * (2 * n + n_trials + n_checks + min(n - n_check, config.n_cost_chunks) * n_costs)
 
-    text = f"this takes about {duration(seconds(n_chunks))} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
+    time = format_duration(seconds(n_chunks))
+    text = f"this takes about {time} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
     fewer = max(config.min_checked, n_chunks // 4)
     if config.minutes is not None:
         text += f" with the least costs; more of them are measured while {config.minutes:g} minutes last"
     elif fewer < n_chunks:
-        text += f"; --chunks {fewer} would take {duration(seconds(fewer))}"
+        text += f"; --chunks {fewer} would take {format_duration(seconds(fewer))}"
     return f"{text}. Ctrl-C keeps what is measured."
-
-
-def duration(seconds: float) -> str:
-    """For people."""
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
 
 
 def n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
     """n_experts: of all layers."""
+    if config.rule == "edgemoe":
+        return n_experts
     n_measured = n_layers if config.minutes is None else min(n_layers, _LEAST_LAYERS)
-    return RUNS_PER_LAYER * n_measured * ("price" in config.rules) + n_experts * config.by_expert
+    return RUNS_PER_LAYER * n_measured * ("price" in config.rules)

@@ -86,11 +86,6 @@ class Costs:
     low: tuple[float, ...]
     skip: tuple[float, ...]
 
-    def by_layer(self, n_layers: int) -> tuple[list[float], list[float]]:
-        """Means of each layer."""
-        low, skip = (np.reshape(values, (n_layers, -1)).mean(axis=1) for values in (self.low, self.skip))
-        return low.tolist(), skip.tolist()
-
     def of(self, layers: Sequence[int], experts: np.ndarray, n_layers: int) -> tuple[np.ndarray, np.ndarray]:
         """Costs of selections in low precision, and skipped; experts, and both results: [T, L, K] of L
         layers."""
@@ -103,8 +98,8 @@ class Costs:
 class Evaluator(Closing):
     """A model opened for computing chunks of text. A context manager. Not thread-safe.
 
-    With config.strict each token gets exactly the precision that the thresholds decide for it: wide batches
-    then measure what decoding one by one would.
+    Each token gets exactly the precision that the rule decides for it: wide batches then measure what
+    decoding one by one would.
     """
 
     def __init__(self, path: Path, config: EvaluationConfig | None = None) -> None:
@@ -128,7 +123,7 @@ class Evaluator(Closing):
         if not model.cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
         info, by_price = model.cache.info(), self._config.rule in ("price", "edgemoe")
-        if (self._config.strict or by_price) and info["n_tiers"] > 1:
+        if info["n_tiers"] > 1:
             # the context makes the pools, and these numbers need both
             if by_price:
                 model.cache.set_costs(*[[0.0] * info["n_layers"]] * 2)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Fits the cache's policy and the sizes of its pools, by replay of a run."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 
@@ -62,49 +61,22 @@ _LOW_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
 _PAPER_POLICY = "hobbit"
 
 
-@dataclass(frozen=True)
-class CacheModel:
-    """Experts as a cache sees them.
+def simulation_of(info: ModelInfo, rule: str, found: Quality, costs: Costs | None) -> Simulation:
+    """A replay without slots, in which the rule decides as it was found. costs: of a price above 0."""
+    high, low = info.mean_expert_bytes
+    base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, slots_high=0, floors=True)
+    base = replace(base, bits_high=high, bits_low=low or high)
+    if found.price == 0 or costs is None:
+        return replace(base, t1=found.t1, t2=found.t2)
+    return replace(base, rule=rule, price=found.price, low_costs=costs.low, skip_costs=costs.skip)
 
-    low_cost: bytes of one in low precision by those of one in high, 0 without a low tier.
-    rule, costs: what decides where price is above 0; otherwise the rule is gate.
-    """
 
-    n_layers: int
-    n_experts: int
-    n_used: int
-    low_cost: float
-    t1: float
-    t2: float
-    rule: str = "gate"
-    price: float = 0.0
-    costs: Costs | None = None
-
-    @classmethod
-    def of(cls, info: ModelInfo, rule: str, quality: Quality, costs: Costs | None) -> "CacheModel":
-        """An opened model with the numbers of a measured setting."""
-        high_bytes, low_bytes = info.mean_expert_bytes
-        return cls(
-            n_layers=info.n_layers,
-            n_experts=info.n_experts,
-            n_used=info.n_experts_used,
-            low_cost=low_bytes / high_bytes,
-            t1=quality.t1,
-            t2=quality.t2,
-            rule=rule,
-            price=quality.price,
-            costs=costs,
-        )
-
-    @property
-    def uses_low(self) -> bool:
-        return self.low_cost > 0 and (self.t1 < 1 or self.price > 0)
-
-    def slots(self, capacity: float, low_share: float) -> tuple[int, int]:
-        """Slots of the high and the low pool, which hold at least one token's experts of a layer."""
-        n_all, uses_low = self.n_layers * self.n_experts, float(self.uses_low)
-        share = low_share * uses_low
-        return pool_slots(n_all, capacity, share, self.low_cost, self.n_used, uses_low)
+def with_slots(base: Simulation, capacity: float, low_share: float) -> Simulation:
+    """With pools that hold at least one token's experts of a layer."""
+    uses_low = float(base.t1 < 1 or base.price > 0)
+    n_all, low_cost = base.n_layers * base.n_experts, base.bits_low / base.bits_high
+    high, low = pool_slots(n_all, capacity, low_share * uses_low, low_cost, base.n_used, uses_low)
+    return replace(base, slots_high=high, slots_low=low)
 
 
 @dataclass(frozen=True)
@@ -123,12 +95,10 @@ class CacheFit:
 class CacheFitter:
     """Fits policy, weights and the split of the pools by replay. `progress` is called after each replay."""
 
-    def __init__(
-        self, model: CacheModel, progress: Callable[[], object], capacities: Sequence[float] = CAPACITIES
-    ) -> None:
-        self._model = model
+    def __init__(self, base: Simulation, progress: Callable[[], object]) -> None:
+        """base: see simulation_of()."""
+        self._base = base
         self._progress = progress
-        self._capacities = capacities
         self._prior: tuple[float, ...] = ()  # for the policies that need one
 
     def fit(self, fitting: np.ndarray, choosing: np.ndarray) -> CacheFit:
@@ -147,46 +117,23 @@ class CacheFitter:
 
     def best_share(self, routes: np.ndarray, policy: str, weights: Weights = _LRU) -> float:
         """The best share of the pools for the low tier, with this policy; weights: of policy hobbit."""
-        n_tokens, model = len(np.unique(routes["token"])), self._model
-        self._prior = use_rates(routes, model.n_layers, model.n_experts, n_tokens)
-        if not model.uses_low:
+        n_tokens, base = len(np.unique(routes["token"])), self._base
+        self._prior = use_rates(routes, base.n_layers, base.n_experts, n_tokens)
+        if base.t1 == 1 and base.price == 0:
             return 0.0
         penalties = {share: self._penalties(routes, policy, weights, share) for share in _LOW_SHARES}
-        base = penalties[_LOW_SHARES[0]]
-        return min(penalties, key=lambda share: _mean_ratio(penalties[share], base))
+        least = penalties[_LOW_SHARES[0]]
+        return min(penalties, key=lambda share: _mean_ratio(penalties[share], least))
 
     def _penalties(self, routes: np.ndarray, policy: str, weights: Weights, low_share: float) -> np.ndarray:
         """Per token, at each of CAPACITIES."""
-        model = self._model
+        prior = self._prior if policy in NEED_PRIOR else ()
+        base = replace(self._base, policy=policy, weights=weights, prior=prior)
         penalties = []
-        for capacity in self._capacities:
-            slots_high, slots_low = model.slots(capacity, low_share)
-            simulation = Simulation(
-                n_layers=model.n_layers,
-                n_experts=model.n_experts,
-                n_used=model.n_used,
-                slots_high=slots_high,
-                slots_low=slots_low,
-                policy=policy,
-                weights=weights,
-                floors=True,
-                **self._rule(),
-                prior=self._prior if policy in NEED_PRIOR else (),
-                bits_high=1.0,
-                bits_low=model.low_cost if model.uses_low else 1.0,
-            )
-            penalties.append(simulate(routes, simulation).penalty_per_token)
+        for capacity in CAPACITIES:
+            penalties.append(simulate(routes, with_slots(base, capacity, low_share)).penalty_per_token)
             self._progress()
         return np.array(penalties)
-
-    def _rule(self) -> dict[str, Any]:
-        model = self._model
-        if not model.uses_low:
-            return {}
-        if model.costs is None or model.price == 0:
-            return {"t1": model.t1, "t2": model.t2}
-        costs = {"low_costs": model.costs.low, "skip_costs": model.costs.skip}
-        return {"rule": model.rule, "price": model.price, **costs}
 
 
 def _mean_ratio(penalties: np.ndarray, base: np.ndarray) -> float:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.files import write_text
 from pyhobbit.quality.evaluate import Quality
@@ -43,15 +42,9 @@ class Measurements:
     def measured(self, name: str, measure: Callable[[], Quality]) -> Quality:
         """An earlier run's measurement of this name, or a new one, which is stored at once."""
         if name not in self._found:
-            self._keep(name, measure())
-        return Quality(**self._found[name])
-
-    def _keep(self, name: str, quality: Quality) -> None:
-        self._found[name] = asdict(quality)
-        try:
+            self._found[name] = asdict(measure())
             write_text(self.path, json.dumps({"key": self._key, "found": self._found}))
-        except OSError as e:
-            raise HobbitError(f"what was measured cannot be kept in {self.path}: {e.strerror}") from e
+        return Quality(**self._found[name])
 
     def finish(self) -> None:
         """Removes the file: the calibration that follows from it is stored."""

@@ -2,34 +2,17 @@
 """Results of a calibration, for people and as JSON."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from pyhobbit.quality.evaluate import CONFIDENCE, Quality
 from pyhobbit.quality.fit import CAPACITIES, CacheFit
-from pyhobbit.quality.lookahead import Lookahead
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CalibrationConfig, format_size
 
-
-@dataclass(frozen=True)
-class LayerProfile:
-    """One layer, everything in high precision. expert_use: share of the selections, by expert.
-
-    share_*: of the selections, as the chosen rule decides.  top_weight: mean normalised weight of the best.
-    *_cost: of the rule price, None where it was not tried; of several experts the mean.
-    """
-
-    layer: int
-    expert_use: tuple[float, ...]
-    share_high: float
-    share_low: float
-    share_skipped: float
-    top_weight: float
-    low_cost: float | None = None
-    skip_cost: float | None = None
+_PLACED = 0.25  # share of the experts
 
 
 @dataclass(frozen=True)
@@ -40,8 +23,7 @@ class CalibrationReport:
     settings that were tried. has_low_tier: without one only the cache is fitted. bound: limit on the loss
     of quality, for people. high_bytes_per_token: with everything in high precision.
     by_rule: the best of each rule that was tried, on the text its numbers were chosen on. checks: the same
-    settings on the half that the fit has not seen; empty without one. score_quantiles: of Eq. 2's scores,
-    without each token's best expert. lookahead: maps that predict better than the routers, or None.
+    settings on the half that the fit has not seen; empty without one.
     low_alone: with everything in low precision, on the half that checks; low_alone_holds: True if that keeps
     the bound. static_low: with the rule edgemoe, share of the experts that are low for all tokens.
     """
@@ -55,10 +37,7 @@ class CalibrationReport:
     by_rule: dict[str, Quality]
     checks: dict[str, Quality]
     high_bytes_per_token: float
-    score_quantiles: dict[float, float]
-    layers: tuple[LayerProfile, ...]
     cache: CacheFit
-    lookahead: Lookahead | None = None
     low_alone: Quality | None = None
     low_alone_holds: bool = False
     static_low: float | None = None
@@ -69,43 +48,23 @@ class CalibrationReport:
         return self.by_rule[self.calibration.rule]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without the maps of the prediction. None: infinite, or not known."""
-        values = {**asdict(replace(self, lookahead=None)), "quality": asdict(self.quality)}
-        if self.lookahead is not None:
-            names = ("recall", "router_recall")
-            values["lookahead"] = {name: list(getattr(self.lookahead, name)) for name in names}
+        """Plain values for JSON. None: infinite, or not known."""
+        values = {**asdict(self), "quality": asdict(self.quality)}
+        del values["calibration"]["paths"]  # long, and for the engine alone
         return {name: _for_json(value) for name, value in values.items()}
 
     def summary(self) -> str:
         """For people."""
-        sections = [self._text_lines(), self._layer_lines(), self._quality_lines(), self._cache_lines()]
+        sections = [self._text_lines(), self._quality_lines(), self._cache_lines()]
         return "\n".join(line for section in sections for line in section)
 
     def _text_lines(self) -> list[str]:
-        lines = [f"text         {self.n_tokens} tokens in {self.n_chunks} parts"]
-        if self.score_quantiles:
-            values = ", ".join(f"{q:.0%} {value:.3f}" for q, value in self.score_quantiles.items())
-            lines.append(f"scores       quantiles, without each token's best expert: {values}")
-        if self.lookahead is not None:
-            pairs = zip(self.lookahead.recall, self.lookahead.router_recall, strict=True)
-            shares = ", ".join(f"{fitted:.1%} instead of {router:.1%}" for fitted, router in pairs)
-            lines.append(f"prediction   fitted maps name, 1 layer ahead and further: {shares}")
-        return lines
-
-    def _layer_lines(self) -> list[str]:
-        head = "layer   busiest expert   best one's weight     high      low  skipped"
-        lines = ["", head + ("   cost of low   of skipping" if self.layers[0].low_cost is not None else "")]
-        for layer in self.layers:
-            busiest = int(np.argmax(layer.expert_use))
-            line = (
-                f"{layer.layer:5}   {busiest:5} {layer.expert_use[busiest]:8.1%}   "
-                f"{layer.top_weight:17.3f}   "
-                f"{layer.share_high:6.1%}   {layer.share_low:6.1%}   {layer.share_skipped:6.1%}"
-            )
-            if layer.low_cost is not None:
-                line += f"   {layer.low_cost:11.2g}   {layer.skip_cost:11.2g}"
-            lines.append(line)
-        return [*lines, ""]
+        best, worst = placement_hits(np.array(self.calibration.expert_uses), _PLACED)
+        return [
+            f"text         {self.n_tokens} tokens in {self.n_chunks} parts",
+            f"placement    the most used {_PLACED:.0%} of the experts take {best:.1%} of the uses, random "
+            f"ones {_PLACED:.1%}, the least used {worst:.1%}",
+        ]
 
     def _quality_lines(self) -> list[str]:
         if not self.has_low_tier:
@@ -175,6 +134,12 @@ class CalibrationReport:
         for name, ratios in sorted(fit.penalties.items(), key=lambda item: np.mean(item[1])):
             lines.append(f"             {name:<24}{'':4}" + "".join(f"{ratio:9.3f}" for ratio in ratios))
         return lines
+
+
+def placement_hits(uses: np.ndarray, share: float) -> tuple[float, float]:
+    """Shares of the uses that the most used and the least used `share` of the experts take (Twiddler)."""
+    ranked, n = np.sort(uses, axis=None), round(share * uses.size)
+    return float(ranked[ranked.size - n :].sum() / ranked.sum()), float(ranked[:n].sum() / ranked.sum())
 
 
 def _for_json(value: Any) -> Any:

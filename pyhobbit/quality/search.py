@@ -61,8 +61,11 @@ class Bound:
     def tightened(self, checked: Quality, by: "Bound") -> "Bound":
         """A smaller one, by as much as another is exceeded."""
         ratios = [limit / value for value, limit in by._measured(checked) if value > limit]
-        scale = _MARGIN * min(ratios, default=1.0)
-        increase, kl = (limit and scale * limit for limit in (self.max_increase, self.max_kl))
+        return self.scaled(_MARGIN * min(ratios, default=1.0))
+
+    def scaled(self, factor: float) -> "Bound":
+        """One of so many times its limits."""
+        increase, kl = (limit and factor * limit for limit in (self.max_increase, self.max_kl))
         return Bound(increase, kl, self.is_sure)
 
     def _measured(self, of: Quality) -> list[tuple[float, float]]:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The file beside a model that keeps its calibration."""
 
+import hashlib
 import os
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +12,16 @@ from gguf import GGUFWriter
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import read_gguf
-from pyhobbit.model.tiers import LOOKAHEAD_MAPS, LOW_DIVERGENCES
+from pyhobbit.model.model_file import model_files
+from pyhobbit.model.tiers import LOW_DIVERGENCES
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
-from pyhobbit.quality.lookahead import Lookahead
 from pyhobbit.settings.table import KEYS
 
 _ARCHITECTURE = "hobbit-calibration"
+_SAMPLE_BYTES = 4096  # hashed per tensor
+_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Calibration:
     the text does not use it; empty: not measured by expert.
     found: further numbers by their keys without "hobbit.": the limits, and for each rule what came out.
     expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
+    paths: by path_table(), likewise.
     """
 
     model_bytes: int
@@ -46,6 +50,7 @@ class Calibration:
     costs: Costs | None = None
     expert_uses: tuple[int, ...] = ()
     divergences: tuple[float, ...] = ()
+    paths: tuple[int, ...] = ()
     found: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -58,19 +63,15 @@ class Calibration:
                 "of the model, or a link to it, in another folder"
             )
 
-    def write(self, model: Path, lookahead: Lookahead | None = None) -> Path:
+    def write(self, model: Path) -> Path:
         """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
         path = calibration_path(model)
         try:
             with atomic_output(path) as temporary:
                 writer = GGUFWriter(temporary, _ARCHITECTURE)
                 self._add_keys(writer)
-                if lookahead is not None:
-                    n_layers, _, _, width = lookahead.maps.shape
-                    writer.add_tensor(LOOKAHEAD_MAPS, lookahead.maps.reshape(n_layers, -1, width))
                 writer.write_header_to_file()
                 writer.write_kv_data_to_file()
-                writer.write_tensors_to_file()
                 writer.close()
         except OSError as e:
             raise HobbitError(
@@ -87,7 +88,10 @@ class Calibration:
         numbers = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
         numbers.update(zip(KEYS["weights"], self.weights, strict=True))
         numbers.update((f"hobbit.{name}", value) for name, value in self.found.items())
-        arrays: dict[str, Sequence[float]] = {"hobbit.expert_uses": self.expert_uses}
+        arrays: dict[str, Sequence[float]] = {
+            "hobbit.expert_uses": self.expert_uses,
+            "hobbit.paths": self.paths,
+        }
         if self.costs is not None:
             numbers["hobbit.price"] = self.price
             arrays |= {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
@@ -99,13 +103,33 @@ class Calibration:
                 writer.add_array(key, values)
 
 
-def stored_costs(model: Path) -> Costs:
-    """Costs of the rule price, from the calibration of a model. Raises HobbitError where there are none."""
-    path = calibration_path(model)
-    keys = read_gguf(path).metadata if path.exists() else {}
-    values = [keys[key].value() for key in ("hobbit.low_costs", "hobbit.skip_costs") if key in keys]
-    if len(values) != 2:
-        raise HobbitError(
-            f"{path} holds no costs of the rule price; run pyhobbit calibrate {model} --text FILE"
-        )
-    return Costs(*map(tuple, values))
+def published_name(model: Path, sidecar: Path | None = None) -> str:
+    """A calibration's name where others find it: a hash of sizes, tensors and the first bytes of each tensor.
+
+    It includes the low tier.  sidecar: default MODEL.hobbit.gguf where it exists. Raises HobbitError.
+    """
+    digest = hashlib.sha256()
+    for file in model_files(model, sidecar)[0]:
+        digest.update(f"{file.size}\n".encode())
+        with file.path.open("rb") as data:
+            for tensor in file.tensors:
+                data.seek(tensor.offset)
+                digest.update(f"{tensor.name} {tensor.type.name} {tensor.ne}\n".encode())
+                digest.update(data.read(min(tensor.nbytes, _SAMPLE_BYTES)))
+    return f"{digest.hexdigest()}.calibration.gguf"
+
+
+def fetch(model: Path, place: str, sidecar: Path | None = None) -> Path:
+    """Stores the calibration that a folder or URL has for a model beside it; the file. Raises HobbitError."""
+    name, path = published_name(model, sidecar), calibration_path(model)
+    address = place.rstrip("/") if "://" in place else Path(place).absolute().as_uri()
+    try:
+        with urllib.request.urlopen(f"{address}/{name}", timeout=_TIMEOUT_S) as answer:
+            found = answer.read()
+        if not found.startswith(b"GGUF"):
+            raise HobbitError(f"{place} does not answer with a calibration")
+        with atomic_output(path) as temporary:
+            temporary.write_bytes(found)
+    except (OSError, ValueError) as e:
+        raise HobbitError(f"{name}, this model's calibration, cannot be fetched from {place}: {e}") from e
+    return path

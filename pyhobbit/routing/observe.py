@@ -81,25 +81,20 @@ class Observations:
         return self.experts[0] >= 0
 
     def used(self, values: np.ndarray, i: int) -> np.ndarray:
-        """The values [T, k] of the i-th layer, which uses k experts, from [T, L, K]."""
-        return values[:, i, self.is_used[i]]
+        """A view of the values [T, k] of the i-th layer, which uses k experts, in [T, L, K]."""
+        return values[:, i, : np.count_nonzero(self.is_used[i])]
+
+    def by_layer(self) -> dict[int, np.ndarray]:
+        """Views of the experts [T, k] by the number of their layer."""
+        return {layer: self.used(self.experts, i) for i, layer in enumerate(self.layers)}
 
     def first(self, n_tokens: int) -> "Observations":
         """Observations of the first tokens of the run."""
         kept = self.input_tokens < n_tokens
-
-        def cut(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else values[:n_tokens]
-
-        return replace(
-            self,
-            sequences=self.sequences[:n_tokens],
-            experts=self.experts[:n_tokens],
-            weights=cut(self.weights),
-            output_norms=cut(self.output_norms),
-            inputs=None if self.inputs is None else self.inputs[kept],
-            input_tokens=self.input_tokens[kept],
-        )
+        names = ("sequences", "experts", "weights", "output_norms")
+        cut = {name: of[:n_tokens] for name in names if (of := getattr(self, name)) is not None}
+        inputs = None if self.inputs is None else self.inputs[kept]
+        return replace(self, **cut, inputs=inputs, input_tokens=self.input_tokens[kept])
 
 
 class Recorder:

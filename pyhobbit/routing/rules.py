@@ -48,26 +48,6 @@ def losses(weights: np.ndarray, rule: str) -> np.ndarray:
     return squared if rule == "price" else np.where(np.isnan(squared), np.nan, 1.0)
 
 
-def decide_by_price(
-    loss: np.ndarray,
-    low_cost: np.ndarray | float,
-    skip_cost: np.ndarray | float,
-    price: float,
-    low_bytes: float,
-) -> np.ndarray:
-    """SKIPPED, LOW or HIGH by the rule price or edgemoe: uint8 of the shape of `loss`, see losses().
-
-    Computed as if no version were resident, which would have no price.
-    low_cost, skip_cost: [..., K].  low_bytes: of an expert in low precision by those of one in high.
-    """
-    is_first = np.arange(loss.shape[-1]) == loss.argmax(axis=-1)[..., None]
-    with np.errstate(invalid="ignore"):  # 0 * inf
-        low = loss * low_cost + price * low_bytes
-        skip = np.where(is_first, np.inf, loss * skip_cost)
-    low, skip = (np.nan_to_num(total, nan=np.inf, posinf=np.inf) for total in (low, skip))
-    return np.where(np.minimum(low, skip) < price, np.where(skip < low, SKIPPED, LOW), HIGH).astype(np.uint8)
-
-
 def shares(precisions: np.ndarray) -> tuple[float, float, float]:
     """Shares of selections in high precision, in low precision and skipped."""
     high, low, skipped = (float(np.mean(precisions == wanted)) for wanted in (HIGH, LOW, SKIPPED))

@@ -6,7 +6,7 @@ The file's format is described in ggml_ext/src/record/trace.h; `chat --trace FIL
 
 import re
 from dataclasses import asdict, dataclass
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pyhobbit._tables import SimulationCounts
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, ffi, lib
-from pyhobbit.settings.table import default
+from pyhobbit.routing.paths import chosen_of, path_table
+from pyhobbit.settings.table import OPTIONS, default
 
 ROUTE = np.dtype(
     [
@@ -38,27 +39,23 @@ NEED_PRIOR = ("static",)
 
 _MAGIC = "# route_trace v1"
 _COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
-_MODEL = re.compile(r"# model=(.*) arch=(\S*) n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
-_LAYER = re.compile(r"# layer=(\d+) expert_bytes=(\d+)\b(?:.* n_expert_used=(\d+))?")
+_MODEL = re.compile(r"# model=(.*) arch=\S* n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
+_LAYER = re.compile(r"# layer=(\d+) expert_bytes=\d+\b(?:.* n_expert_used=(\d+))?")
 _ROW = re.compile(r"(\d{1,9},){6}[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|nan|inf),\d,\d{1,18}")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A recorded run. expert_bytes [n_layers]: one expert in high precision.  routes: array of ROUTE.
-
-    n_used_by_layer: experts of a token; n_used: the most of them.  The routes of decoded tokens are counted,
-    those of prefill warm the cache. n_decoded: tokens.
+    """A recorded run. routes: array of ROUTE; those of decoded tokens are counted, those of prefill warm the
+    cache. n_used_by_layer: experts of a token; n_used: the most of them.  n_decoded: tokens.
     """
 
     path: Path
     model: str
-    architecture: str
     n_layers: int
     n_experts: int
     n_used: int
     n_used_by_layer: tuple[int, ...]
-    expert_bytes: NDArray[np.int64]
     routes: NDArray[Any]
     n_decoded: int
 
@@ -66,6 +63,10 @@ class Trace:
         """Uses per decoded token of each expert, layer by layer: Simulation.prior of another trace."""
         counted = self.routes[self.routes["counted"] != 0]
         return use_rates(counted, self.n_layers, self.n_experts, self.n_decoded)
+
+    def paths(self) -> tuple[int, ...]:
+        """Paths of the decoded tokens: Simulation.paths of another trace."""
+        return path_table(chosen_of(self.routes[self.routes["counted"] != 0]), self.n_experts)
 
     def split(self, first: int, last: int) -> NDArray[Any]:
         """The routes before the decoded token `last`; those from the decoded token `first` on are counted.
@@ -94,7 +95,8 @@ class Simulation:
     in the engine.  rule, t1, t2, price: as the settings of these names.  low_costs, skip_costs: of the rule
     price, as Cache.set_costs takes them.  bits_high, bits_low: per weight.  seed: of the policy "random".
     prior: uses per token in earlier runs, layer by layer, with which pools and policy begin; (): none.
-    predictor: judged one layer ahead, without loading what it predicts; None: none.
+    predictor: judged one layer ahead, without loading what it predicts; None: none.  prefetch_bar: the
+    setting.  paths: with which it begins, by paths.path_table().
     n_used: experts of a token, in the layer with the most; how many others use follows from their routes.
     """
 
@@ -117,6 +119,8 @@ class Simulation:
     seed: int = 0
     prior: tuple[float, ...] = ()
     predictor: str | None = None
+    prefetch_bar: float = 0.0
+    paths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,27 +170,12 @@ def use_rates(routes: NDArray[Any], n_layers: int, n_experts: int, n_tokens: int
 
 def policy_names(has_prior: bool = True) -> list[str]:
     """The engine's eviction policies; without a prior those of NEED_PRIOR are left out."""
-    names = (lib.hobbit_policy_name(i) for i in count())
-    known = (ffi.string(name).decode() for name in takewhile(bool, names))
+    known = OPTIONS["policy"][0].choices
     return [name for name in known if has_prior or name not in NEED_PRIOR]
 
 
 def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
     """Replays an array of ROUTE, of which at least one is counted. Raises HobbitError for what cannot be."""
-    return _simulate(routes, simulation, ffi.NULL)
-
-
-def recall_by_layer(routes: NDArray[Any], simulation: Simulation) -> NDArray[Any]:
-    """Share of each layer's chosen experts that the simulation's predictor names one layer ahead: [n_layers].
-
-    NaN for the first layer, and for a layer that does not run. Raises HobbitError as simulate does.
-    """
-    recall = ffi.new("struct hobbit_layer_recall[]", simulation.n_layers)
-    _simulate(routes, simulation, recall)
-    return np.array([of.predicted_right / of.predictable if of.predictable else np.nan for of in recall])
-
-
-def _simulate(routes: NDArray[Any], simulation: Simulation, recall: Any) -> SimulationResult:
     if routes.dtype != ROUTE or not np.any(routes["counted"]):
         raise HobbitError("there are no counted routes to simulate")
     texts = {
@@ -200,8 +189,9 @@ def _simulate(routes: NDArray[Any], simulation: Simulation, recall: Any) -> Simu
         for values in [getattr(simulation, name)]
     }
     n_used = ffi.new("uint32_t[]", _n_used_by_layer(routes, simulation))
-    given = {**asdict(simulation), **texts, **costs, "recall_by_layer": recall, "n_used_by_layer": n_used}
-    given["n_costs"] = len(simulation.low_costs)
+    given = {**asdict(simulation), **texts, **costs, "n_used_by_layer": n_used}
+    given["paths"] = ffi.new("int32_t[]", simulation.paths)
+    given |= {"n_costs": len(simulation.low_costs), "n_paths": len(simulation.paths)}
     options = ffi.new("struct hobbit_simulation *", given)
     result = ffi.new("struct hobbit_simulation_result *")
     buffer = ffi.from_buffer("struct hobbit_route[]", np.ascontiguousarray(routes))
@@ -274,11 +264,11 @@ def read_trace(path: Path) -> Trace:
     if not text.endswith("\n"):
         _fail(path, "it ends in the middle of a line, so the recording was cut off; record it again")
 
-    n_layers, n_experts, n_used = map(int, model.groups()[2:])
+    n_layers, n_experts, n_used = map(int, model.groups()[1:])
     if min(n_layers, n_experts, n_used) < 1:
         _fail(path, "its model has no layers or no experts")
     layers = _layers(path, header, n_layers)
-    n_used_by_layer = tuple(int(match[3] or n_used) for match in layers)
+    n_used_by_layer = tuple(int(match[2] or n_used) for match in layers)
     rows = _read_rows(path, lines, n_header + 1)
     limits = {"phase": 2, "layer": n_layers, "expert": n_experts}
     _check_rows(path, rows, n_header + 2, limits, np.array(n_used_by_layer))
@@ -291,12 +281,10 @@ def read_trace(path: Path) -> Trace:
     return Trace(
         path=path,
         model=model[1],
-        architecture=model[2],
         n_layers=n_layers,
         n_experts=n_experts,
         n_used=n_used,
         n_used_by_layer=n_used_by_layer,
-        expert_bytes=np.array([int(match[2]) for match in layers], dtype=np.int64),
         routes=routes,
         n_decoded=n_decoded,
     )

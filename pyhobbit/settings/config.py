@@ -4,8 +4,8 @@
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +44,13 @@ def format_size(n_bytes: float) -> str:
     return f"{n_bytes:.1f} GiB"
 
 
+def format_duration(seconds: float) -> str:
+    """A time for people, e.g. "2 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 def counted_tokens(n: int, kind: str = "") -> str:
     """A number of tokens for people, e.g. "1 token".  kind: a word before the noun."""
     return f"{n} {kind}{' ' if kind else ''}token{'' if n == 1 else 's'}"
@@ -60,21 +67,13 @@ class CacheConfig(CacheSettings):
 
     Each value is checked here. The engine refuses values that contradict each other, when it opens a model.
     Sizes are bytes. docs/quality.md explains t1 and t2, docs/gpu.md what concerns GPUs.
-    paper_t1, paper_t2: HOBBIT's thresholds for Mixtral-8x7B.
     """
-
-    paper_t1: ClassVar[float] = 0.6
-    paper_t2: ClassVar[float] = 0.9
 
     def __post_init__(self) -> None:
         for name, specs in OPTIONS.items():
             if (value := getattr(self, name)) is not None:
                 for spec, each in zip(specs, _elements(name, value), strict=True):
                     _check(name, spec, each)
-        _require(
-            self.predictor != "given",
-            "the predictor given knows only what hobbit_set_prediction tells it; choose another predictor",
-        )
 
     def settings(self) -> dict[str, Setting]:
         """Settings for hobbit_open (hobbit.h), by key."""
@@ -85,7 +84,7 @@ class CacheConfig(CacheSettings):
             for spec, each in zip(specs, _elements(name, value), strict=True)
         }
         # Whoever sets up the cache wants it, even for a file that fits into memory.
-        is_set_up = any(key not in KEYS["remember"] for key in given)
+        is_set_up = given.keys() - {"hobbit.quality", "hobbit.placement"}
         return {"hobbit.enable": True, **given} if is_set_up else given
 
 
@@ -187,6 +186,13 @@ SAMPLING_HELP: Mapping[str, str] = {
 """Help of SamplingConfig's fields, for users."""
 
 
+SAMPLING_KEYS: Mapping[str, str] = {
+    **{name: f"general.sampling.{name}" for name in ("temp", "top_k", "top_p", "min_p")},
+    "repeat_penalty": "general.sampling.penalty_repeat",
+}
+"""Keys of the values that a model's file may recommend, by SamplingConfig's fields."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How one model is opened."""
@@ -204,18 +210,33 @@ class EngineConfig:
 
     Fewer where measured time says so (pyhobbit.engine.drafts)."""
     draft_head: bool = False
-    """The model's own draft head (MTP), which its file has to hold, suggests them in place of the text."""
+    """The memory of the model's own draft head (MTP) is planned, which llama-server then runs."""
     n_threads: int | None = None
     """Computing threads, at most `max_threads`; None takes one per processor core."""
     verbose: bool = False
     """llama.cpp's log is shown on standard error."""
-    projector: Path | None = None
-    """GGUF file that comes with a model that sees images (mmproj)."""
+    cache_type_k: str = "f16"
+    """Type of the keys in the KV cache, one of `kv_types`."""
+    cache_type_v: str = "f16"
+    """Likewise of the values."""
     shares_context: bool = True
     """Texts that are computed together take cells of the context as they need them, not in equal parts."""
+    overrides: Mapping[str, Setting] = field(default_factory=dict)
+    """Values of the file's metadata that llama.cpp takes in place of the file's own, by key."""
 
     contexts: ClassVar[tuple[int, ...]] = (4096, 8192, 16384, 32768)
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
+    kv_types: ClassVar[tuple[str, ...]] = (
+        "f32",
+        "f16",
+        "bf16",
+        "q8_0",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+        "iq4_nl",
+    )
     max_batch: ClassVar[int] = 1 << 16
     max_beams: ClassVar[int] = 64
     max_drafts: ClassVar[int] = 15
@@ -237,8 +258,16 @@ class EngineConfig:
         _require_number("n_drafts", self.n_drafts, "whole number")
         is_within = 0 <= self.n_drafts <= self.max_drafts
         _require(is_within, f"n_drafts is {self.n_drafts}; it must lie between 0 and {self.max_drafts}")
-        has_number = self.n_drafts > 0 or not self.draft_head
-        _require(has_number, "a draft head needs a number of drafts; give --drafts N, for example 3")
+        for each in self.cache_types:
+            _require(
+                each in self.kv_types,
+                f"a KV cache cannot be in {each}; choose one of {', '.join(self.kv_types)}",
+            )
+
+    @property
+    def cache_types(self) -> tuple[str, str]:
+        """Those of keys and values."""
+        return self.cache_type_k, self.cache_type_v
 
     def context_tokens(self, trained: int) -> int:
         """Tokens of context for a model that was trained for so many, the least. Raises HobbitError."""
@@ -254,7 +283,9 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """`pyhobbit chat`. max_tokens: of an answer, which with `no_limit` ends by itself or with the context.
+    """`pyhobbit chat`. given: names of sampling's settings that come before those in the model's file.
+
+    max_tokens: of an answer, which with `no_limit` ends by itself or with the context.
 
     A value of None means no_limit, or `completion_tokens` for a model without chat template: it seldom ends
     by itself.
@@ -266,6 +297,7 @@ class ChatConfig:
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    given: Collection[str] = tuple(SAMPLING_HELP)
     max_tokens: int | None = None
     beams: int | None = None
     system: str | None = None
@@ -290,17 +322,23 @@ class ChatConfig:
             folder = self.stats_json.absolute().parent
             _require(folder.is_dir(), f"--stats-json: the folder {folder} does not exist; create it first")
 
+    def sampling_of(self, metadata: Callable[[str], Any]) -> SamplingConfig:
+        """With the model's own values. metadata: of its file, by key; None for none. Raises ConfigError."""
+        own = {name: metadata(key) for name, key in SAMPLING_KEYS.items() if name not in self.given}
+        values = {name: float(f"{float(each):.6g}") for name, each in own.items() if each is not None}
+        kinds = {name: type(getattr(self.sampling, name)) for name in values}
+        return replace(self.sampling, **{name: kinds[name](each) for name, each in values.items()})
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     """A model opened for measuring what low precision costs. engine.n_ctx: tokens of a chunk of text.
 
-    strict: each token gets the precision that the rule decides for it, whatever is resident and whatever
-    other tokens of its batch ask for.  rule: hobbit.rule.  one_by_one: one token per pass, as in decoding.
+    Each token gets the precision that the rule decides for it, whatever is resident and whatever other tokens
+    of its batch ask for.  rule: hobbit.rule.  one_by_one: one token per pass, as in decoding.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
-    strict: bool = True
     rule: str = "gate"
     one_by_one: bool = False
 
@@ -316,8 +354,9 @@ class EvaluationConfig:
             "hobbit.policy": "lru" if self.engine.cache.weights is None else "hobbit",
             "hobbit.prefetch": 0,
             "hobbit.device": "CPU",
+            **self.engine.overrides,
             **self.engine.cache.settings(),
-            "hobbit.strict": self.strict,
+            "hobbit.strict": True,
             "hobbit.rule": self.rule,
         }
 
@@ -330,9 +369,9 @@ class CalibrationConfig:
     max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
     Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
     rule: "gate", "price" or "edgemoe"; None tries the first two and keeps the one that reads less.
-    cost_chunks: chunks on which costs are measured; None: 4, or 1 with `minutes`.  per_expert: expert by
-    expert, not layer by layer alone.  minutes: a short calibration of the rule price; its costs come from one
-    run, and are measured only as far as that time allows.
+    cost_chunks: chunks on which costs are measured; None: 4, or 1 with `minutes`.  minutes: a short
+    calibration of the rule price; its costs come from one run, and are measured only as far as that time
+    allows.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -341,7 +380,6 @@ class CalibrationConfig:
     max_chunks: int | None = None
     rule: str | None = None
     cost_chunks: int | None = None
-    per_expert: bool = False
     minutes: float | None = None
 
     default_ppl_increase: ClassVar[float] = 0.01
@@ -368,9 +406,8 @@ class CalibrationConfig:
         names = ", ".join(self.all_rules)
         if self.minutes is not None:
             _require(0 < self.minutes < math.inf, f"--minutes is {self.minutes:g}; it must be positive")
-            other = "--per-expert" if self.per_expert else f"--rule {self.rule}"
-            is_layered = self.rule in (None, "price") and not self.per_expert
-            _require(is_layered, f"--minutes calibrates the rule price layer by layer: drop {other}")
+            is_price = self.rule in (None, "price")
+            _require(is_price, f"--minutes calibrates the rule price layer by layer: drop --rule {self.rule}")
         _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
 
     @property
@@ -395,8 +432,3 @@ class CalibrationConfig:
         if self.rule:
             return (self.rule,)
         return ("gate", "price") if self.minutes is None else ("price",)
-
-    @property
-    def by_expert(self) -> bool:
-        """True if each expert is measured alone."""
-        return self.rule == "edgemoe" or (self.per_expert and "price" in self.rules)

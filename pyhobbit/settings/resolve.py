@@ -82,11 +82,9 @@ def c_settings(settings: Mapping[str, Setting]) -> Any:
         each.key = key
         if isinstance(value, str):
             texts.append(ffi.new("char[]", os.fsencode(value)))
-            each.kind, each.s = lib.HOBBIT_SETTING_STRING, texts[-1]
-        elif isinstance(value, float):
-            each.kind, each.f = lib.HOBBIT_SETTING_FLOAT, value
+            each.text = texts[-1]
         else:
-            each.kind, each.i = lib.HOBBIT_SETTING_INT, int(value)
+            each.number = value
     return array
 
 

@@ -13,6 +13,10 @@ OPTIONS: Mapping[str, tuple[Setting, ...]] = {
 
 KEYS: Mapping[str, tuple[str, ...]] = {name: tuple(each.key for each in OPTIONS[name]) for name in OPTIONS}
 
+_PEOPLES = ("memory", "pools", "quality", "sidecar", "io_threads", "device", "device_memory", "placement")
+RESEARCH: tuple[str, ...] = tuple(name for name in OPTIONS if name not in _PEOPLES)
+"""Options for papers and engineers, which --help-research shows."""
+
 LIVE: tuple[str, ...] = tuple(name for name, specs in OPTIONS.items() if specs[0].is_live)
 """Options that may change while a model is open."""
 

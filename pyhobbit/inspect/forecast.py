@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""Token/s with more or less memory, a low tier or a smaller KV cache: arithmetic on what was measured.
+
+A share s of the experts in memory leaves (1 - s) ** a of the uses to the disk. a follows from the hits that
+were measured. Where all experts are assumed to be used alike it is 1.
+"""
+
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pyhobbit.engine.plan import MemoryPlan, lay_out
+from pyhobbit.errors import HobbitError
+from pyhobbit.inspect.speed import Speed
+from pyhobbit.model.model_file import ModelFile
+from pyhobbit.model.quantize import dequantize, quantize
+from pyhobbit.model.tiers import default_low_types, tensor_nbytes
+from pyhobbit.native.threads import processor_cores
+from pyhobbit.settings.config import EngineConfig, format_size
+
+_ROWS = 9
+_LOW_USES = 0.5  # share of the uses that a low tier is assumed to take
+_BAR = 24  # characters
+
+
+@dataclass(frozen=True)
+class Point:
+    """memory: bytes of the process.  share: of the experts in memory.  speed: token/s."""
+
+    memory: float
+    share: float
+    speed: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """by_memory: with own, the plan's.  low_tier, small_context: texts, "" where they say nothing."""
+
+    by_memory: tuple[Point, ...]
+    own: Point
+    low_tier: str
+    small_context: str
+
+
+def forecast(model: ModelFile, config: EngineConfig, plan: MemoryPlan, speed: Speed) -> Forecast | None:
+    """A forecast; without a cache, and where the experts lie on a device, there is none."""
+    if not plan.info.cached or plan.info.on_device:
+        return None
+    info = plan.info
+    fixed, total = plan.most - plan.host_pools, info.expert_bytes
+    least = min(1.0, info.token_bytes_high / total)
+    own = Point(plan.most, plan.share_high, _rate(plan, speed, plan.share_high))
+    shares = {least + (1 - least) * i / (_ROWS - 1) for i in range(_ROWS)}
+    others = [Point(fixed + share * total, share, _rate(plan, speed, share)) for share in shares]
+    points = sorted([*others, own], key=lambda point: point.memory)
+    low, small = _low_tier(model, plan, speed), _small_context(model.path, config, plan, speed)
+    return Forecast(tuple(points), own, low, small)
+
+
+def lines(found: Forecast) -> list[str]:
+    """For people."""
+    most = max(point.speed for point in found.by_memory)
+    texts = ["memory          token/s   experts in memory"]
+    for point in found.by_memory:
+        mark, bar = ">" if point is found.own else " ", "█" * max(1, round(_BAR * point.speed / most))
+        texts.append(
+            f"{mark}{format_size(point.memory):>10}  {point.speed:10.4g}   {point.share:4.0%}  {bar}"
+        )
+    return [*texts, *filter(None, (found.low_tier, found.small_context))]
+
+
+def plot(found: Forecast, model: ModelFile, path: Path) -> None:
+    """Writes the curve as a picture. Raises HobbitError."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise HobbitError("a picture needs matplotlib: pip install matplotlib, or leave --plot out") from e
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    gib = [point.memory / 2**30 for point in found.by_memory]
+    axes.plot(gib, [point.speed for point in found.by_memory], marker="o", label="forecast, full precision")
+    axes.plot(found.own.memory / 2**30, found.own.speed, "D", markersize=10, label="as planned")
+    axes.set(title=model.path.name, xlabel="memory of the process, GiB", ylabel="token/s", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as e:
+        raise HobbitError(f"{path} cannot be written: {e}") from e
+
+
+def _rate(plan: MemoryPlan, speed: Speed, share: float, size: float = 1.0) -> float:
+    """size: bytes of an expert, by those of now."""
+    if share >= 1:
+        return 1 / speed.compute_s
+    exponent, known = 1.0, plan.share_high
+    if 0 < known < 1 and 0 < speed.hits[0] < 1:
+        exponent = min(4.0, max(1.0, math.log(1 - speed.hits[0]) / math.log(1 - known)))
+    high, low, _ = speed.sample.mix
+    used = high * plan.info.token_bytes_high + low * plan.info.token_bytes_low
+    per_byte = 1 / speed.disk.bytes_per_s if speed.disk is not None else 0.0
+    if speed.read_bytes:
+        per_byte = speed.wait_s / speed.read_bytes
+    return 1 / (speed.compute_s + (1 - share) ** exponent * used * size * per_byte)
+
+
+def _low_tier(model: ModelFile, plan: MemoryPlan, speed: Speed) -> str:
+    tensors = model.routed_tensors()
+    types = default_low_types(tensors)
+    if plan.info.n_tiers > 1 or types is None or plan.share_high >= 1:
+        return ""
+    n_bytes = sum(tensor_nbytes(types[each.name], each.ne) for each in tensors)
+    first = next(each for each in tensors if types[each.name] is not each.type)
+    matrix = np.fromfile(first.path, np.uint8, first.nbytes // first.ne[2], offset=first.offset)
+    start = time.perf_counter()
+    quantize(types[first.name], dequantize(first.type, matrix, first.ne[0]), None)
+    of_matrix = (time.perf_counter() - start) / (first.n_values / first.ne[2])
+    minutes = of_matrix * sum(each.n_values for each in tensors) / processor_cores() / 60
+    size = 1 - _LOW_USES * (1 - n_bytes / plan.info.expert_bytes)
+    rate = _rate(plan, speed, min(1.0, plan.share_high / size), size)
+    names = "/".join(sorted({types[each.name].name for each in tensors}))
+    return (
+        f"a low tier in {names}: {format_size(n_bytes)}, made in about {max(1, round(minutes))} minutes by "
+        f"pyhobbit convert --sidecar; about {rate:.3g} token/s if it serves half of the uses"
+    )
+
+
+def _small_context(path: Path, config: EngineConfig, plan: MemoryPlan, speed: Speed) -> str:
+    if plan.share_high >= 1 or config.cache_types != ("f16", "f16"):
+        return ""
+    same = replace(config, n_ctx=plan.info.n_ctx, n_batch=plan.n_batch)
+    try:
+        small = lay_out(path, replace(same, cache_type_k="q8_0", cache_type_v="q8_0"))
+    except HobbitError:
+        return ""  # rows that its blocks do not divide
+    saved = plan.context + plan.compute - small.context - small.compute
+    if saved <= 0:
+        return ""
+    rate = _rate(plan, speed, min(1.0, plan.share_high + saved / plan.info.expert_bytes))
+    return (
+        f"a KV cache in q8_0: {format_size(saved)} more for experts, about {rate:.3g} token/s "
+        "(--cache-type-k q8_0 --cache-type-v q8_0)"
+    )
