@@ -1,43 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""Accuracy of your model on the usual tasks: all high, with its calibration, and with the low tier alone.
+"""Accuracy of a model on the usual tasks, in the configurations of the papers.
 
-    python -m bench.accuracy MODEL.gguf --hellaswag hellaswag_val_full.txt --gsm8k test.jsonl --memory 8G
+Each token gets exactly the precision decided for it, whatever is resident, but where experts are replaced.
+The data files:
 
-Each token gets exactly the precision decided for it, whatever is resident. The data files:
-
-    --hellaswag        hellaswag_val_full.txt: vendor/llama.cpp/scripts/get-hellaswag.sh
-    --winogrande       winogrande-debiased-eval.csv: vendor/llama.cpp/scripts/get-winogrande.sh
-    --multiple-choice  MMLU, ARC, TruthfulQA: the datasets of ikawrakow/validation-datasets-for-llama.cpp
-    --gsm8k            test.jsonl of openai/grade-school-math
+    HellaSwag        hellaswag_val_full.txt: vendor/llama.cpp/scripts/get-hellaswag.sh
+    Winogrande       winogrande-debiased-eval.csv: vendor/llama.cpp/scripts/get-winogrande.sh
+    multiple choice  MMLU, ARC, TruthfulQA: the datasets (.bin) of ikawrakow/validation-datasets-for-llama.cpp
+    GSM8K            test.jsonl of openai/grade-school-math
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import math
 import re
-import socket
 import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.tables import option_parser, table_head, table_row
+from pyhobbit import Hobbit
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
-from pyhobbit.model.names import check_model_file
 from pyhobbit.native.paths import BIN_DIR
-from pyhobbit.settings.config import Setting, parse_size
+from pyhobbit.settings.papers import settings_of
 
-TASKS = ("hellaswag", "winogrande", "multiple-choice", "gsm8k")
+_KINDS = {".txt": "hellaswag", ".csv": "winogrande", ".bin": "multiple-choice"}
+_SHOTS, _ANSWER, _CONTEXT = 4, 512, 4096  # GSM8K's examples, tokens of an answer, context
+
 # The line of each task: how many were done, and the share of right answers so far in %.
 _TASK_LINE = re.compile(r"^(\d+)\t *([\d.]+)%?(?:\t.*)?$", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -45,7 +37,6 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _N_ATTEMPTS, _ENOUGH = 3, 100
 _LAST_WORDS = "total time ="
 _TYPES = {bool: "bool", int: "int", float: "float"}
-_START_S = 600
 
 
 @dataclass(frozen=True)
@@ -58,29 +49,49 @@ class Score:
         return f"{share:.1%} ± {math.sqrt(share * (1 - share) / self.n_tasks):.1%}"
 
 
-def arms(model: Path) -> tuple[dict[str, dict[str, Setting]], list[str]]:
-    """Settings by what they are called, and what is missing for others. Raises HobbitError."""
-    check_model_file(model)
+def kind_of(path: Path) -> str:
+    """The kind of tasks in a file: hellaswag, winogrande, multiple-choice, gsm8k or humaneval.
+
+    Raises HobbitError.
+    """
+    if not path.is_file():
+        raise HobbitError(
+            f"the file of tasks {path} does not exist; bench/accuracy.py says where they come from"
+        )
+    if path.suffix == ".jsonl":
+        return "humaneval" if '"entry_point"' in path.read_text("utf-8").partition("\n")[0] else "gsm8k"
+    if path.suffix not in _KINDS:
+        raise HobbitError(f"{path} is no file of tasks: they end in .jsonl, {', '.join(_KINDS)}")
+    return _KINDS[path.suffix]
+
+
+def arms(model: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Settings of CacheConfig by what they are called, and what is missing for others. Raises HobbitError."""
     file = read_model_file(model)
-    common: dict[str, Setting] = {"hobbit.enable": True, "hobbit.strict": True}
-    found = {"all high": {**common, "hobbit.t1": 1.0, "hobbit.t2": 1.0}}
-    missing = []
+    strict: dict[str, Any] = {"strict": True}
+    found: dict[str, dict[str, Any]] = {
+        "all high": {**strict, "t1": 1.0, "t2": 1.0},
+        "MoBiLE": {**strict, **settings_of("mobile", {})},
+        "half of the experts": {**strict, "rule": "rank"},
+        "degraded (DAOP)": {"t1": 1.0, "t2": 1.0, "degrade": True},
+    }
+    missing = ["early (DAOP): it needs a GPU"]
     if len(file.tiers) < 2:
         missing.append(f"{model} has no low tier: add one with pyhobbit convert --sidecar {model}")
         return found, missing
     if file.calibration is None:
         missing.append(f"{model} has no calibration: make one with pyhobbit calibrate {model} --text FILE")
     else:
-        found["calibrated"] = common
-    low: dict[str, Setting] = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.rule": "random"}
-    return {**found, "low alone": {**common, **low}}, missing
+        found["calibrated"] = strict
+    found["HOBBIT"] = {**strict, **settings_of("hobbit", {})}
+    return {**found, "low alone": {**strict, "t1": 0.0, "t2": 1.0, "rule": "random"}}, missing
 
 
-def overrides(settings: Mapping[str, Setting]) -> str:
+def overrides(settings: Mapping[str, Any]) -> str:
     """For --override-kv."""
-    return ",".join(
-        f"{key}={_TYPES.get(type(value), 'str')}:{str(value).lower()}" for key, value in settings.items()
-    )
+    given = {"enable": True, **settings}
+    texts = (f"{key}={_TYPES.get(type(value), 'str')}:{str(value).lower()}" for key, value in given.items())
+    return ",".join(f"hobbit.{text}" for text in texts)
 
 
 #
@@ -88,7 +99,7 @@ def overrides(settings: Mapping[str, Setting]) -> str:
 #
 
 
-def choices_score(task: str, model: Path, data: Path, settings: Mapping[str, Setting], n_tasks: int) -> Score:
+def choices_score(task: str, model: Path, data: Path, settings: Mapping[str, Any], n_tasks: int) -> Score:
     """Raises HobbitError where llama-perplexity cannot read the data."""
     command = [BIN_DIR / "llama-perplexity", "-m", model, "-f", data, f"--{task}", f"--{task}-tasks", n_tasks]
     command += ["--override-kv", overrides(settings), "--verbosity", "4"]
@@ -108,7 +119,7 @@ def _last_line(text: str) -> str:
 
 
 #
-# GSM8K, through the server
+# GSM8K
 #
 
 
@@ -134,9 +145,9 @@ def gsm8k_score(ask: Callable[[str], str], tasks: list[tuple[str, str]]) -> Scor
     return Score(len(tasks), sum(right))
 
 
-def asking(url: str, examples: list[tuple[str, str]], n_tokens: int) -> Callable[[str], str]:
-    """Answers of a server, after worked examples."""
-    turns = [
+def asking(model: Hobbit, examples: list[tuple[str, str]], n_tokens: int) -> Callable[[str], str]:
+    """Answers of the model, after worked examples."""
+    turns: list[Any] = [
         {"role": role, "content": text}
         for example in examples
         for role, text in zip(("user", "assistant"), example, strict=True)
@@ -144,101 +155,19 @@ def asking(url: str, examples: list[tuple[str, str]], n_tokens: int) -> Callable
 
     def ask(question: str) -> str:
         messages = [*turns, {"role": "user", "content": question}]
-        body = {"messages": messages, "max_tokens": n_tokens, "temperature": 0}
-        request = urllib.request.Request(
-            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request) as reply:
-            answer: Any = json.load(reply)
-        return str(answer["choices"][0]["message"]["content"])
+        answer = model.create_chat_completion(messages, max_tokens=n_tokens, temperature=0)
+        return answer["choices"][0]["message"]["content"] or ""
 
     return ask
 
 
-@contextlib.contextmanager
-def serving(
-    model: Path, settings: Mapping[str, Setting], n_ctx: int, options: Sequence[object] = ()
-) -> Iterator[str]:
-    """The address of `pyhobbit serve` with these settings and options."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-P", "-m", "pyhobbit", "serve", model, "--override-kv", overrides(settings)]
-    command += ["--port", port, "--ctx-size", n_ctx, "--parallel", 1, *options]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
-        try:
-            _wait_until_healthy(url, process)
-            yield url
-        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-            log.seek(0)
-            raise HobbitError(f"the server failed ({error}): {_last_line(log.read())}") from error
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            urllib.request.urlopen(f"{url}/health").close()
-            return
-        time.sleep(0.2)
-    raise TimeoutError("it did not get ready")
-
-
-def score(task: str, settings: Mapping[str, Setting], args: argparse.Namespace) -> Score:
-    data: Path = getattr(args, task.replace("-", "_"))
-    if task != "gsm8k":
-        return choices_score(task, args.model, data, settings, args.tasks)
+def score(kind: str, model: Path, data: Path, settings: Mapping[str, Any], n_tasks: int) -> Score:
+    """The score on at most n_tasks. Raises HobbitError."""
+    if kind != "gsm8k":
+        return choices_score(kind, model, data, settings, n_tasks)
     rows = read_gsm8k(data)
-    examples, rest = rows[: args.shots], rows[args.shots :][: args.tasks]
+    examples, rest = rows[:_SHOTS], rows[_SHOTS:][:n_tasks]
     if not rest:
-        raise HobbitError(f"{data} has {len(rows)} questions: give more than --shots {args.shots}")
-    with serving(args.model, settings, args.ctx) as url:
-        return gsm8k_score(asking(url, examples, args.tokens), rest)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Raises HobbitError."""
-    asked = {task: path for task in TASKS if (path := getattr(args, task.replace("-", "_"))) is not None}
-    if not asked:
-        raise HobbitError(
-            f"no data file: give at least one of {', '.join(f'--{task} FILE' for task in TASKS)}"
-        )
-    for task, path in asked.items():
-        if not path.is_file():
-            raise HobbitError(
-                f"the data file {path} does not exist; --help says where --{task} files come from"
-            )
-    settings, missing = arms(args.model)
-    for sentence in missing:
-        print(f"accuracy: left out: {sentence}", file=sys.stderr)
-    bound = {} if args.memory is None else {"hobbit.memory": args.memory}
-    print(table_head(("setting", *asked)))
-    for name, own in settings.items():
-        cells = [str(score(task, {**own, **bound}, args)) for task in asked]
-        print(table_row((name, *cells)), flush=True)
-
-
-def main() -> None:
-    parser = option_parser(__doc__)
-    add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="GGUF file with a low tier, in it or beside it")
-    for task in TASKS:
-        add(f"--{task}", type=Path, metavar="FILE")
-    add("--tasks", type=int, default=400, help="most tasks of each kind (default: %(default)s)")
-    add("--shots", type=int, default=4, help="questions of GSM8K shown as examples (default: %(default)s)")
-    add("--tokens", type=int, default=512, help="tokens of an answer to GSM8K (default: %(default)s)")
-    add("--ctx", type=int, default=4096, help="context of the server (default: %(default)s)")
-    add("--memory", type=parse_size, metavar="SIZE", help="limit for each process, like 8G")
-    try:
-        run(parser.parse_args())
-    except HobbitError as error:
-        sys.exit(f"accuracy: error: {error}")
-
-
-if __name__ == "__main__":
-    main()
+        raise HobbitError(f"{data} has {len(rows)} questions, and the first {_SHOTS} are shown as examples")
+    with Hobbit(model, n_ctx=_CONTEXT, verbose=False, **settings) as llm:
+        return gsm8k_score(asking(llm, examples, _ANSWER), rest)

@@ -30,7 +30,8 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
-from pyhobbit.settings.config import CacheConfig, EngineConfig
+from pyhobbit.settings.config import EngineConfig
+from pyhobbit.settings.papers import PAPERS
 
 _TERMINATED = 143
 _LIMITS = "limits as shares of the model, or none (default: 0.15 0.25 0.4 0.6)"
@@ -43,7 +44,7 @@ def add_options(
     parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())
     _add_subject(parser)
     _add_procedure(parser, limits)
-    thresholds = {"t1": str(CacheConfig.paper_t1), "t2": str(CacheConfig.paper_t2)}
+    thresholds = {name: str(PAPERS["hobbit"].settings[name]) for name in ("t1", "t2")}
     # options of the arms with two tiers
     add_setting_arguments(parser, thresholds, thresholds, is_group=False)
 
@@ -57,26 +58,10 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, metavar="N", help="layers of the shape (default: as in the real model)")
     add("--type", default="q4_0", metavar="TYPE", help="type of the shape's weights (default: %(default)s)")
     add("--low", metavar="TYPE", help="also make a low tier of the experts in this type")
-    add(
-        "--folder",
-        type=Path,
-        default=Path("bench-models"),
-        metavar="DIR",
-        help="folder of generated models, which are reused (default: %(default)s)",
-    )
-    add(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="replay this routing in every arm (default: the model's own)",
-    )
-    add(
-        "--predict",
-        type=float,
-        metavar="F",
-        help="with --trace: predict this share of the next layer's experts (default: the model's routers, "
-        "which know nothing of a replay)",
-    )
+    folder = "folder of generated models, which are reused (default: %(default)s)"
+    add("--folder", type=Path, default=Path("bench-models"), metavar="DIR", help=folder)
+    trace = "replay this routing in every arm (default: the model's own)"
+    add("--trace", type=Path, metavar="FILE", help=trace)
     add("--calibration", type=Path, metavar="FILE", help="apply another model's calibration to the shape")
 
 
@@ -97,13 +82,8 @@ def _add_procedure(parser: argparse.ArgumentParser, limits: str) -> None:
     add("--seconds", type=float, metavar="S", help="time limit of decoding (default: 60)")
     add("--threads", dest="n_threads", type=int, metavar="N", help="compute threads (default: one per core)")
     add("--stock", type=Path, metavar="DIR", help="libraries of make stock (default: build/stock/bin)")
-    add(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder of the results (default: a new one in bench-results)",
-    )
+    output = "folder of the results (default: a new one in bench-results)"
+    add("-o", "--output", type=Path, metavar="DIR", help=output)
 
 
 def _limit(text: str) -> float | None:
@@ -155,7 +135,12 @@ def configured(args: argparse.Namespace, arms: Mapping[str, Arm] = BY_NAME) -> r
     given.pop("low", None)  # the type so far
     has_costs = args.calibration is not None
     if args.model is not None:
-        model, low = args.model, _own_low_tier(args)
+        if args.low or args.layers or args.calibration:
+            raise ConfigError(
+                "--low, --layers and --calibration are for a --shape; pyhobbit convert --sidecar adds a "
+                "low tier"
+            )
+        model, low = args.model, own_low_tier(args.model)
     else:  # nothing is made for a run that cannot be
         if has_costs and not args.low:
             raise ConfigError("--calibration decides between two tiers; add the low one with --low TYPE")
@@ -176,20 +161,16 @@ def _kinds(low: Path | None, has_costs: bool) -> tuple[Tiers, ...]:
     return ("high", *low_tier, "priced") if has_costs else ("high", *low_tier)
 
 
-def _own_low_tier(args: argparse.Namespace) -> Path | None:
+def own_low_tier(model: Path) -> Path | None:
     """The sidecar of the user's model, None without one. Raises HobbitError."""
-    if args.low or args.layers or args.calibration:
-        raise ConfigError(
-            "--low, --layers and --calibration are for a --shape; pyhobbit convert --sidecar adds a low tier"
-        )
-    runner.require_file(args.model)
-    file = read_gguf(args.model)
+    runner.require_file(model)
+    file = read_gguf(model)
     if len(read_tiers(file).names) > 1 and not file.get("hobbit.sidecar", False):
         raise ConfigError(
-            f"{args.model} has two tiers in itself, and cannot be compared with stock llama.cpp; give a "
+            f"{model} has two tiers in itself, and cannot be compared with stock llama.cpp; give a "
             "plain GGUF with its low tier in a sidecar (pyhobbit convert --low TYPE --sidecar)"
         )
-    sidecar = sidecar_path(args.model)
+    sidecar = sidecar_path(model)
     return sidecar if sidecar.exists() else None
 
 

@@ -30,10 +30,14 @@ from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import routed_part
 from pyhobbit.native.paths import LIB_DIR
 from pyhobbit.settings.config import Setting, format_size, parse_size
+from pyhobbit.settings.papers import PAPERS
 
 STOCK = ("stock", "stock-repacked")
 DEMAND = "demand"
-NEWER_CACHE = "newer-cache"
+STOCK_CACHE = "stock-cache"
+_HOBBIT, _RANK = (dict(PAPERS[name].settings) for name in ("hobbit", "mobile"))
+_RANK |= {"t1": 0.5, "t2": 0.5}  # the rule's own, in place of the run's
+_DEMAND: dict[str, Any] = {"mode": "gpu", "prefetch": 0}
 ARMS = (
     Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit", "stock"),
     Arm(
@@ -42,14 +46,13 @@ ARMS = (
         "stock",
         repack=True,
     ),
-    Arm("newer", "as stock, with the newer llama.cpp of --newer", "newer"),
-    Arm(NEWER_CACHE, "newer llama.cpp's own cache of experts (--moe-cache-mib)", "newer"),
-    ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, mode="gpu", prefetch=0),
+    Arm(STOCK_CACHE, "llama.cpp's own cache of experts (--moe-cache-mib), if --stock has it", "stock"),
+    ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, **_DEMAND),
     ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
     ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
     ours("ours-auto-noprefetch", "as ours-auto, without prefetch", mode="auto", prefetch=0),
-    ours("ours-twiddler", "as ours-auto, without regard to later tokens (Twiddler)", mode="twiddler"),
+    ours("ours-twiddler", "as ours-auto, by Twiddler's Algorithm 1; not its placement", mode="twiddler"),
     ours(
         "ours-daop",
         "placed by the prompt, the CPU computes a layer early, missing experts are replaced (DAOP)",
@@ -57,6 +60,11 @@ ARMS = (
         policy="prompt",
         early=True,
         degrade=True,
+    ),
+    ours("demand-rank", "as demand, a token's best half, unsure tokens again", fits=True, **_RANK, **_DEMAND),
+    *(
+        ours(f"hobbit-{mode}-{n}", f"HOBBIT, {n} layers of prefetch", "low", mode=mode, prefetch=n, **_HOBBIT)
+        for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
     ),
     ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
     ours("ours-price", "as ours-eq2, by the rule price and --calibration", "priced", mode="auto"),
@@ -119,15 +127,12 @@ def experts_of(model: Path) -> Experts:
 class Target:
     """The device, and the server that offers it.
 
-    memory: bytes of host memory that the cache's arms may take.  newer: folder with a newer libllama.so.
-    newer_rpc: a server of that one, where it speaks another version of the protocol.
+    memory: bytes of host memory that the cache's arms may take.
     """
 
     device: str
     rpc: str | None
     memory: int | None = None
-    newer: Path | None = None
-    newer_rpc: str | None = None
 
     def describe(self, lib_dir: Path, copies: Sequence[int] = ()) -> dict[str, Any]:
         """Output of bench.harness.ggml_device, in a process of its own. Raises HobbitError."""
@@ -139,24 +144,10 @@ class Target:
             raise HobbitError(runner.reason(done))
         return json.loads(done.stdout)
 
-    def check_newer(self) -> None:
-        """Raises HobbitError where there is no newer llama.cpp for the device."""
-        if self.newer is None:
-            raise ConfigError(
-                "the arms newer and newer-cache need a newer llama.cpp; give its folder with --newer"
-            )
-        self.for_newer().describe(self.newer)
-
-    def for_newer(self) -> Target:
-        """The same device for the newer llama.cpp."""
-        return replace(self, rpc=self.newer_rpc or self.rpc)
-
     def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
         """The job for the process of a turn."""
         job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
-        if turn.arm.build == "newer" and self.newer is not None:
-            job = replace(job, lib_dir=str(self.newer.resolve()), rpc=self.for_newer().rpc)
-        if turn.limit is not None and kind(turn.arm.name) == NEWER_CACHE:
+        if turn.limit is not None and kind(turn.arm.name) == STOCK_CACHE:
             return replace(job, n_cpu_moe=len(experts.layers), moe_cache=experts.budget(turn.limit))
         if turn.limit is not None and turn.arm.build != "ours":
             return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
@@ -202,8 +193,8 @@ class Column:
     how: str
     scale: float = 1.0
 
-    def cell(self, results: report.Results, row: report.Row) -> str:
-        return number(results.median((row.limit, row.arm), self._ratio), self.how, self.scale)
+    def cell(self, results: report.Results, key: report.Key) -> str:
+        return number(results.median(key, self._ratio), self.how, self.scale)
 
     def _ratio(self, record: report.Record) -> float | None:
         if not record["counters"]:
@@ -226,25 +217,25 @@ def table(results: report.Results) -> str:
     layers = ", ".join(f"{n} at {float(share):.0%}" for share, n in results.run["n_cpu_moe"].items())
     stock = f"stock: --n-cpu-moe {layers}, the smallest at which the experts fit; "
     stock += f"device memory as shares of {results.run['expert_bytes'] / 1e9:.2f} GB of experts"
-    rows = [dict(_cells(results, row, link)) for row in results.rows()]
+    rows = [dict(_cells(results, key, link)) for key in results.order]
     return "\n".join([*report.preface(results, about), stock, "", *markdown(rows)])
 
 
-def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tuple[str, str]]:
-    prompts = [str(n) for n in results.run["options"]["prompts"]]
-    shared = report.cells(row, prompts)
-    demand = results.median((None, DEMAND), lambda record: record["tokens_per_second"])
-    speed = row.tokens_per_second
+def _cells(results: report.Results, key: report.Key, link: float) -> Iterator[tuple[str, str]]:
+    shared = results.cells(key)
+    speed, demand = (results.median(each, lambda r: r["tokens_per_second"]) for each in (key, (None, DEMAND)))
     moved = Column(("bytes_transferred",), ("transfer_s",), ".2f", 1e-9)
-    yield "device memory", "-" if row.limit is None else shared["memory"]
+    yield "device memory", "-" if key[0] is None else shared["memory"]
     for name in ("arm", "token/s", "least - most", "to stock"):
         yield name, shared[name]
     yield "to demand", number(speed / demand if speed and demand else None, ".2f")
-    for name in (*(f"first token, {n}" for n in prompts), "prefill token/s", "hits"):
+    for name in (*(name for name in shared if name.startswith("first token")), "prefill token/s", "hits"):
         yield name, shared[name]
     for name, column in {
         "host hits": Column(("host_hits_high", "host_hits_low"), MISSES, ".1%"),
         "by the CPU": Column(("selections_cpu",), SELECTIONS, ".0%"),
+        "early": Column(("selections_early",), SELECTIONS, ".0%"),
+        "replaced": Column(("selections_replaced",), SELECTIONS, ".0%"),
         "launches/layer": Column(("device_launches",), ("layers_computed",), ".1f"),
         "waits/layer": Column(("device_waits",), ("layers_computed",), ".1f"),
         "reads/layer": Column(("device_reads",), ("layers_computed",), ".1f"),
@@ -253,10 +244,10 @@ def _cells(results: report.Results, row: report.Row, link: float) -> Iterator[tu
         "GB/s": moved,
         "of the link": replace(moved, how=".0%", scale=1 / link),
     }.items():
-        yield name, column.cell(results, row)
+        yield name, column.cell(results, key)
     yield "stall", shared["stall"]
     yield "MB/token read", shared["MB/token"]
-    device_bytes = results.median((row.limit, row.arm), lambda record: record["device_bytes"])
+    device_bytes = results.median(key, lambda record: record["device_bytes"])
     yield "device MB", number(device_bytes, ".0f", 1e-6)
 
 
@@ -267,22 +258,14 @@ def main() -> None:
     parser.set_defaults(limits=list(LIMITS))
     parser.add_argument("--device", required=True, metavar="NAME", help="as ggml names it, like CUDA0")
     parser.add_argument("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
-    newer = "libraries of newer llama.cpp for the device, which the arms newer and newer-cache need"
-    parser.add_argument("--newer", type=Path, metavar="DIR", help=newer)
-    newer_rpc = "ggml-rpc-server of --newer (default: that of --rpc)"
-    parser.add_argument("--newer-rpc", metavar="HOST:PORT", help=newer_rpc)
     parser.add_argument("--memory", metavar="SIZE", help="host memory of our arms (default: all experts fit)")
     args = parser.parse_args()
     try:
         memory = None if args.memory is None else parse_size(args.memory)
-        target = Target(args.device, args.rpc, memory, args.newer, args.newer_rpc)
+        target = Target(args.device, args.rpc, memory)
         target.describe(LIB_DIR)  # before a model is made
-        known = {
-            name: arm for name, arm in BY_NAME.items() if arm.build != "newer" or args.newer or args.arms
-        }
+        known = {name: arm for name, arm in BY_NAME.items() if name != STOCK_CACHE or args.arms}
         config = compare.configured(args, known)
-        if any(arm.build == "newer" for arm in config.arms):
-            target.check_newer()
         experts = experts_of(config.model)
         for share in config.limits:
             experts.budget(share)

@@ -11,6 +11,7 @@ are left out; the page of results, OUTPUT/tables.md, lists them.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
@@ -49,60 +50,82 @@ SHARES, PROMPT = ("0.1", "0.25", "0.5"), ("--prompts", "16")
 BATCHES = ("--prompts", "128", "512", "2048", "--batch", "512", "2048")
 STOCK = ("stock", "stock-repacked", "demand")
 OWN = ("stock", "ours-auto")
+TIER = ("--low", "q2_k")
+LOW = ("demand-rank", "hobbit-cooperative-2", *(f"hobbit-gpu-{n}" for n in range(4)))
+NOT_MODELLED = ("stock-repacked", *LOW)  # which knows one precision and layout
 RUNS = (
     Run("many small experts", 8, *SMALL, SHARES, (*STOCK, *MODES), (*TOKENS, *PROMPT, "128")),
-    Run("newer llama.cpp", 3, *SMALL, SHARES, ("newer", "newer-cache"), (*TOKENS, *PROMPT), ("newer",)),
+    Run("newer llama.cpp", 3, *SMALL, SHARES, ("stock", "stock-cache"), (*TOKENS, *PROMPT), ("newer",)),
     Run("few large experts", 5, *LARGE, ("0.2", "0.3", "0.5"), ("stock", *MODES), (*TOKENS, *PROMPT)),
     Run("prompts", 3, *SMALL, ("0.25",), OWN, (*TOKENS, *BATCHES)),
     Run("everything on the device", 2, *SMALL, ("1",), OWN, (*TOKENS, *PROMPT)),
     Run(
-        "by price", 3, *SMALL, SHARES, ("ours-price",), (*TOKENS, *PROMPT, "--low", "q2_k"), ("calibration",)
+        "calibrated",
+        5,
+        *SMALL,
+        SHARES,
+        ("ours-eq2", "ours-price"),
+        (*TOKENS, *PROMPT, *TIER),
+        ("calibration",),
     ),
+    Run("two precisions", 7, *LARGE, ("0.2",), ("stock", "demand", *LOW), (*TOKENS, *PROMPT, *TIER)),
+    Run("Twiddler and DAOP", 3, *SMALL, ("0.25",), ("ours-twiddler", "ours-daop"), (*TOKENS, *PROMPT)),
     Run("gpt-oss", 4, "gpt-oss-120b", 18, "q4_0", ("0.1", "0.25"), OWN, (*TOKENS, *PROMPT)),
 )
 TRIAL = ("--tokens", "4", "--warm-up", "2", "--seconds", "2", "--prompts", "4", "16")
 
 
-def command(run: Run, args: argparse.Namespace) -> list[str]:
-    """The command of a run; --trial uses a tiny model and few tokens in place of its own."""
-    shape, layers, options = run.shape, run.layers, list(run.options)
-    if args.trial:
-        shape, layers, options = "tiny", 4, [*options, *TRIAL]
-    words = [
-        sys.executable,
-        "-m",
-        "bench.device",
-        "--device",
-        args.device,
-        "--shape",
-        shape,
-        "--type",
-        run.type,
-    ]
+def commands(run: Run, args: argparse.Namespace) -> list[list[str]]:
+    """The commands of a run; --trial uses a tiny model and few tokens in place of its own.
+
+    With --prices there is one for each share, or none where a modelled machine knows no arm of the run.
+    """
+    shape, layers = ("tiny", 4) if args.trial else (run.shape, run.layers)
+    shares = ["0.5"] if args.trial else run.limits
+    where = (
+        ["device", "--device", args.device] if args.prices is None else ["modelled", "--prices", args.prices]
+    )
+    words = [sys.executable, "-m", f"bench.{where[0]}", *where[1:], "--shape", shape, "--type", run.type]
+    words += ["--folder", str(args.folder)]
     words += ["--layers", str(layers)] if layers else []
-    words += ["--folder", str(args.folder), "--stock", str(args.stock), "--reps", str(args.reps)]
-    words += ["--limits", *(["0.5"] if args.trial else run.limits), "--arms", *run.arms, *options]
-    words += ["--rpc", args.rpc] if args.rpc else []
-    for name in run.needs:
-        words += [f"--{name}", str(getattr(args, name))]
-    words += ["--newer-rpc", args.newer_rpc] if args.newer_rpc and "newer" in run.needs else []
-    return [*words, "--output", str(args.output / run.name.replace(" ", "-"))]
+    if args.prices is not None:
+        arms = [arm for arm in run.arms if arm not in NOT_MODELLED and not run.needs]
+        words += ["--stock", str(args.stock)]
+        words += ["--tokens", "4", "--warm-up", "2"] if args.trial else []
+        return [[*words, "--share", share, "--arms", *arms] for share in shares if arms]
+    is_newer = "newer" in run.needs
+    stock, rpc = (args.newer, args.newer_rpc or args.rpc) if is_newer else (args.stock, args.rpc)
+    words += ["--stock", str(stock), "--reps", str(args.reps)]
+    words += ["--limits", *shares, "--arms", *run.arms, *run.options, *(TRIAL if args.trial else ())]
+    words += ["--rpc", rpc] if rpc else []
+    words += ["--calibration", str(args.calibration)] if "calibration" in run.needs else []
+    return [[*words, "--output", str(args.output / run.name.replace(" ", "-"))]]
 
 
-def measure(run: Run, args: argparse.Namespace, left_s: float) -> str:
-    """The run's part of the page."""
+def measure(run: Run, args: argparse.Namespace, end: float) -> str:
+    """The run's part of the page, where each row of a table says where it comes from."""
     lacking = [f"--{name}" for name in run.needs if getattr(args, name) is None]
     if lacking:
         return f"Left out: it needs {' and '.join(lacking)}."
+    left_s = end - time.monotonic()
     if left_s < 60 * run.minutes and not args.trial:
         return f"Left out: it may take {run.minutes:g} minutes, and {left_s / 60:.0f} were left."
-    words = command(run, args)
+    parts = [call(words, end - time.monotonic()) for words in commands(run, args)]
+    part = "\n\n".join(parts) or "Left out: a modelled machine knows none of its arms."
+    source = "measured" if args.prices is None else "modelled"
+    return re.sub(
+        "^[|](?= )", f"| {source} |", re.sub("^[|](?=-)", "|----------|", part, flags=re.M), flags=re.M
+    )
+
+
+def call(words: Sequence[str], left_s: float) -> str:
+    """The command and what it writes."""
     shown = shlex.join(["python", *words[1:]])
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
         try:
-            out, err = process.communicate(timeout=left_s)
+            out, err = process.communicate(timeout=max(left_s, 0.0))
         except subprocess.TimeoutExpired:
             process.terminate()  # bench.device then ends what it has started
             process.communicate()
@@ -115,19 +138,17 @@ def main() -> int:
     """Returns the exit status: 1 where a run failed."""
     parser = option_parser(__doc__)
     add = parser.add_argument
-    add("--device", required=True, metavar="NAME", help="as ggml names it, like CUDA0")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--device", metavar="NAME", help="as ggml names it, like CUDA0")
+    prices = "predict on this modelled machine (bench/modelled.py) in place of measuring"
+    where.add_argument("--prices", metavar="NAME", help=prices)
     add("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers it")
     add("--stock", type=Path, required=True, metavar="DIR", help="unpatched llama.cpp for the device")
     add("--newer", type=Path, metavar="DIR", help="newer llama.cpp for the device")
     add("--newer-rpc", metavar="HOST:PORT", help="its ggml-rpc-server (default: that of --rpc)")
     add("--calibration", type=Path, metavar="FILE", help="for the arm by price")
-    add(
-        "--folder",
-        type=Path,
-        default=Path("/dev/shm/bench"),
-        metavar="DIR",
-        help="folder for generated models",
-    )
+    folder = "folder for generated models (default: %(default)s)"
+    add("--folder", type=Path, default=Path("/dev/shm/bench"), metavar="DIR", help=folder)
     add("--reps", type=int, default=1, metavar="N", help="repetitions (default: 1)")
     add("--minutes", type=float, default=25, metavar="M", help="for everything (default: 25)")
     names = [run.name for run in RUNS]
@@ -141,7 +162,7 @@ def main() -> int:
     failed = False
     for run in (run for run in RUNS if run.name in args.runs):
         print(f"{run.name} ...", file=sys.stderr, flush=True)
-        part = measure(run, args, end - time.monotonic())
+        part = measure(run, args, end)
         failed = failed or "\n\nFailed: " in part
         with page.open("a", encoding="utf-8") as file:
             file.write(f"## {run.name}\n\n{part}\n\n")

@@ -22,12 +22,6 @@ def table_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table_head(columns: Iterable[str]) -> str:
-    """The first two lines of a Markdown table."""
-    columns = tuple(columns)
-    return f"{table_row(columns)}\n|{'---|' * len(columns)}"
-
-
 def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
     """The lines of a table with aligned columns, from its rows by column."""
     if not table:

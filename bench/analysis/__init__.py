@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""The analyses of the papers: python -m bench.analyse."""
+"""The analyses of the papers: bench/report.py."""

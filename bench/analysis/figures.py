@@ -21,23 +21,15 @@ MAX_AHEAD = 4
 #
 
 
-@dataclass(frozen=True)
-class Importance:
-    """How well |G| stands for |G E(x)|: Pearson's r (Fig. 5a).
+def importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, float]:
+    """How well |G| stands for |G E(x)|: Pearson's r by layer and overall (Fig. 5a).
 
-    per_layer: [L], NaN where a value does not vary.  overall: of values divided by their layer's mean, as
-    magnitudes grow with depth.
+    By layer: [L], NaN where a value does not vary. Overall: of values divided by their layer's mean, as
+    magnitudes grow with depth.  weights, output_norms: [T, L, K].
     """
-
-    per_layer: np.ndarray
-    overall: float
-
-
-def importance(weights: np.ndarray, output_norms: np.ndarray) -> Importance:
-    """weights, output_norms: [T, L, K]."""
     gate, contribution = relative_importance(weights, output_norms)
     layers = zip(gate.swapaxes(0, 1), contribution.swapaxes(0, 1), strict=True)
-    return Importance(np.array([_pearson(*layer) for layer in layers]), _pearson(gate, contribution))
+    return np.array([_pearson(*layer) for layer in layers]), _pearson(gate, contribution)
 
 
 def relative_importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -135,13 +127,11 @@ class Reuse:
     """Use of a token's experts by the next token of its sequence (Fig. 10a): [L].
 
     top1, any_: shares of such pairs in which its best expert is used again, and at least one of its experts.
-    share: of its experts that are used again.  chance_*: were all experts equally likely; that of share is
-    chance_top1.
+    chance_*: were all experts equally likely.
     """
 
     top1: np.ndarray
     any_: np.ndarray
-    share: np.ndarray
     chance_top1: float
     chance_any: float
 
@@ -155,55 +145,47 @@ def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
     return Reuse(
         top1=np.array([of[:, 0].mean() for of in again]),
         any_=np.array([of.any(axis=1).mean() for of in again]),
-        share=np.array([of.mean() for of in again]),
         chance_top1=float(np.mean(n_used)) / n_experts,
         chance_any=1 - float(np.mean([comb(n_experts - k, k) / comb(n_experts, k) for k in n_used])),
     )
 
 
-@dataclass(frozen=True)
-class Preference:
+def preference(
+    experts: np.ndarray, sequences: np.ndarray, n_experts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which experts each sequence prefers (Fig. 10b).
 
-    frequency: [S, L, E], shares of a sequence's selections in a layer, S sequences in the order of their
-    first tokens.  distance: [L], share of selections by which a sequence's use differs from the use of all
-    (total variation), mean over sequences.  chance_distance: the same with tokens dealt to them at random.
+    Returns frequencies [S, L, E], shares of a sequence's selections in a layer, S sequences in the order of
+    their first tokens; distances [L], shares of selections by which a sequence's use differs from the use of
+    all (total variation), means over sequences; and these with tokens dealt to sequences at random.
+    experts: [T, L, K]; sequences: [T].
     """
-
-    frequency: np.ndarray
-    distance: np.ndarray
-    chance_distance: np.ndarray
-
-
-def preference(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Preference:
-    """experts: [T, L, K]; sequences: [T]."""
     dealt = np.random.default_rng(0).permutation(sequences)
     frequency = _frequency(experts, sequences, n_experts)
     by_chance = _frequency(experts, dealt, n_experts)
     overall = _frequency(experts, np.zeros_like(sequences), n_experts)
-    return Preference(frequency, _distance(frequency, overall), _distance(by_chance, overall))
+    return frequency, _distance(frequency, overall), _distance(by_chance, overall)
 
 
-def carry_over(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
-    """How alike the two halves of a sequence use the experts: [L], mean over sequences of the cosine of their
-    uses. 1: the first half says all about the second. Eq. 1 of DAOP compares a prompt with its answer so.
+def alike(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Cosines of two uses of the experts, counts [L, E], by layer: [L]. Eq. 1 of DAOP: prompt and answer."""
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.divide((first * second).sum(axis=1), norms, out=np.full(len(norms), np.nan), where=norms > 0)
 
-    experts: [T, L, K]; sequences: [T]. Some sequence must have two tokens.
+
+def path_shares(experts: np.ndarray) -> np.ndarray:
+    """Shares of tokens that the paths carry, the most frequent first (EdgeMoE, Fig. 4): [paths].
+
+    experts: [T, L, K]. A path is a token's best experts of all layers.
     """
-    cosines = []
-    for number in np.unique(sequences):
-        tokens = np.flatnonzero(sequences == number)
-        if len(tokens) > 1:
-            first, second = (_uses(experts[half], n_experts) for half in np.array_split(tokens, 2))
-            norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-            cosines.append((first * second).sum(axis=1) / norms)
-    return np.mean(cosines, axis=0)
+    _, counts = np.unique(experts[:, :, 0], axis=0, return_counts=True)
+    return np.sort(counts)[::-1] / len(experts)
 
 
 def _frequency(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
     _, first, number = np.unique(sequences, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))[number]
-    uses = np.stack([_uses(experts[rank == i], n_experts) for i in range(len(first))])
+    uses = np.stack([uses_of(experts[rank == i], n_experts) for i in range(len(first))])
     return uses / uses.sum(axis=2, keepdims=True)
 
 
@@ -211,32 +193,23 @@ def _distance(frequency: np.ndarray, overall: np.ndarray) -> np.ndarray:
     return np.abs(frequency - overall).sum(axis=2).mean(axis=0) / 2
 
 
-def _uses(experts: np.ndarray, n_experts: int) -> np.ndarray:
+def uses_of(experts: np.ndarray, n_experts: int) -> np.ndarray:
     """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
     return np.stack([np.bincount(of[of >= 0], minlength=n_experts) for of in experts.swapaxes(0, 1)])
 
 
-@dataclass(frozen=True)
-class HighUse:
-    """Uses of each expert, and those in high precision (Fig. 11a): counts [L, E].
-
-    order_differs: [L], share of pairs of experts that LFU and LHU order differently.
-    """
-
-    uses: np.ndarray
-    high: np.ndarray
-    order_differs: np.ndarray
-
-
-def high_use(experts: np.ndarray, precisions: np.ndarray, n_experts: int) -> HighUse:
-    """experts, precisions: [T, L, K]."""
-    uses = _uses(experts, n_experts)
+def high_use(
+    experts: np.ndarray, precisions: np.ndarray, n_experts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Uses of each expert, and those in high precision (Fig. 11a): counts [L, E]. The third result is the
+    share of pairs of experts that LFU and LHU order differently: [L].  experts, precisions: [T, L, K]."""
+    uses = uses_of(experts, n_experts)
     # A number past the last expert collects what is not in high precision.
-    high = _uses(np.where(precisions == HIGH, experts, n_experts), n_experts + 1)[:, :n_experts]
+    high = uses_of(np.where(precisions == HIGH, experts, n_experts), n_experts + 1)[:, :n_experts]
     first, second = np.triu_indices(n_experts, 1)
     by_layer = zip(uses, high, strict=True)  # all pairs of many experts at once take much memory
     differs = [np.mean((u[first] - u[second]) * (h[first] - h[second]) < 0) for u, h in by_layer]
-    return HighUse(uses, high, np.array(differs))
+    return uses, high, np.array(differs)
 
 
 #

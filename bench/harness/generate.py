@@ -49,14 +49,17 @@ _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 _FREE_BYTES = 64 << 20
 
 
-def model_path(folder: Path, name: str, shape: Shape, kind: str) -> Path:
+def model_path(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool = False) -> Path:
     """Where write_model puts the model; the file name tells what is in it."""
-    return folder / f"{name}-{shape.n_layer}x-{kind}.gguf"
+    return folder / f"{name}-{shape.n_layer}x-{kind}{'-holes' * holes}.gguf"
 
 
-def write_model(folder: Path, name: str, shape: Shape, kind: str) -> Path:
-    """The model with all matrices in type `kind`, taken as it is where it exists. Raises HobbitError."""
-    path = model_path(folder, name, shape, kind)
+def write_model(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool = False) -> Path:
+    """The model with all matrices in type `kind`, taken as it is where it exists. Raises HobbitError.
+
+    holes: its weights are zeros that take no place on the disk.
+    """
+    path = model_path(folder, name, shape, kind, holes=holes)
     entries = [
         string_entry("general.architecture", shape.arch),
         string_entry(
@@ -66,7 +69,7 @@ def write_model(folder: Path, name: str, shape: Shape, kind: str) -> Path:
         *_tokenizer(shape.n_vocab),
     ]
     both = type_by_name(kind)
-    _write(path, entries, tensors(shape), {"expert": both, "matrix": both}, _MODEL_ALIGNMENT)
+    _write(path, entries, tensors(shape), {"expert": both, "matrix": both}, _MODEL_ALIGNMENT, holes=holes)
     return path
 
 
@@ -130,6 +133,8 @@ def _write(
     wanted: Sequence[RandomTensor],
     types: dict[Kind, GgmlType],
     alignment: int,
+    *,
+    holes: bool = False,
 ) -> None:
     types = {**types, "f32": type_by_name("f32")}
     # a file of other weights is not taken for this one
@@ -147,9 +152,12 @@ def _write(
     header = pack_header(entries, placements, alignment)
     if _holds(path, header, len(header) + offset):
         return
-    _check_disk(path, len(header) + offset)
+    _check_disk(path, len(header) + (0 if holes else offset))
     with atomic_output(path) as temporary, temporary.open("xb") as file:
         file.write(header)
+        if holes:
+            file.truncate(len(header) + offset)
+            return
         with tqdm(total=offset, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
             for t, placement in zip(wanted, placements, strict=True):
                 size = tensor_nbytes(placement.type, t.ne)

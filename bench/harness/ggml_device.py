@@ -18,6 +18,7 @@ from typing import Any
 from bench.harness.job import tell
 from bench.tables import option_parser
 from pyhobbit.errors import HobbitError
+from pyhobbit.native.devices import experts_on_cpu
 from pyhobbit.native.rpc_servers import add_rpc_servers
 
 _MIN_BYTES = 64 << 20  # copied one after the other, for one figure
@@ -31,12 +32,6 @@ class _InitParams(ctypes.Structure):
     """struct ggml_init_params of ggml.h."""
 
     _fields_ = [("mem_size", _SIZE), ("mem_buffer", _POINTER), ("no_alloc", ctypes.c_bool)]
-
-
-class _BufferTypeOverride(ctypes.Structure):
-    """struct llama_model_tensor_buft_override of llama.h."""
-
-    _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", _POINTER)]
 
 
 class GgmlDevice:
@@ -94,12 +89,7 @@ class GgmlDevice:
 
     def experts_on_cpu(self, n_layers: int) -> "ctypes.Array[Any]":
         """The array for params.tensor_buft_overrides, as by --n-cpu-moe; must live as long as the model."""
-        cpu = self._cpu_buffer_type()
-        overrides = (_BufferTypeOverride * (n_layers + 1))()  # no pattern ends it
-        for layer in range(n_layers):
-            pattern = rf"blk\.{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # common/common.h
-            overrides[layer] = _BufferTypeOverride(pattern.encode(), cpu)
-        return overrides
+        return experts_on_cpu(n_layers, self._cpu_buffer_type())
 
     #
     # copies

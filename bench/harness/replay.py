@@ -6,40 +6,20 @@ several milliseconds per token.
 """
 
 import ctypes
-import os
-import subprocess
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.tables import FOLDER, ROOT
-from pyhobbit.errors import HobbitError
+from bench.harness.compiled import compiled
 
 _SOURCE = Path(__file__).with_name("replay.c")
-_HEADERS = (ROOT / "vendor/llama.cpp/ggml/include", ROOT / "build/stock/vendor/llama.cpp/ggml/include")
-_FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 
 def library() -> Path:
-    """The compiled callback. Raises HobbitError without a compiler, or without llama.cpp's sources."""
-    path = FOLDER / f"replay-{zlib.crc32(_SOURCE.read_bytes()):08x}.so"
-    if path.exists():
-        return path
-    headers = [folder for folder in _HEADERS if (folder / "ggml.h").exists()]
-    if not headers:
-        raise HobbitError(f"{_HEADERS[0]} has no ggml.h; run 'make build' or 'make stock' in {ROOT}")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    made = path.with_suffix(f".{os.getpid()}")
-    compiler = os.environ.get("CC", "cc")
-    try:
-        subprocess.run([compiler, *_FLAGS, f"-I{headers[0]}", _SOURCE, "-o", made], check=True)
-    except (OSError, subprocess.CalledProcessError) as e:
-        raise HobbitError(f"{_SOURCE.name} cannot be compiled with {compiler} ({e}); set CC") from e
-    made.replace(path)
-    return path
+    """The compiled callback. Raises HobbitError."""
+    return compiled("replay", [_SOURCE], flags=["-Wextra"])
 
 
 class _State(ctypes.Structure):
@@ -95,14 +75,10 @@ class Replay:
         """Leaves the next choices to the model."""
         self._state.experts = None
 
-    def begin(self, n_tokens: int) -> int:
-        """Announces tokens that are computed at once, of which only the last one's logits are wanted.
-
-        Returns the row of the first one.
-        """
+    def begin(self, n_tokens: int) -> None:
+        """Announces tokens that are computed at once, of which only the last one's logits are wanted."""
         self._state.first_row += self._state.n_tokens
         self._state.n_tokens = n_tokens
-        return int(self._state.first_row)
 
     @property
     def error(self) -> str | None:

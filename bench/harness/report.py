@@ -2,7 +2,6 @@
 """A run's results: medians, ratios and the roof, as a table."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -18,41 +17,8 @@ _RESIDENT = "ours-resident"
 _MAPPED = (_STOCK, "stock-128k")  # stock under a limit means the better of them
 
 
-@dataclass(frozen=True)
-class Row:
-    """One arm at one limit: medians over n repetitions. A value is None if there is no such figure.
-
-    least, most: of the tokens per second.  kept: share of the decode speed of stock llama.cpp with everything
-    in memory.  to_stock: the decode speed by that of stock under the same limit.
-    ttft_s: by prompt length; ttft_bytes: read meanwhile; ttft_to_stock: by stock's under the same limit,
-    below 1 where this is sooner.
-    of_roof: share of what compute or the disk allow, whichever allows less.  disk_use: bandwidth while there
-    is a demanded read under way, as share of the disk's.
-    """
-
-    limit: float | None
-    arm: str
-    n: int
-    n_failed: int
-    tokens_per_second: float | None = None
-    least: float | None = None
-    most: float | None = None
-    kept: float | None = None
-    to_stock: float | None = None
-    ttft_s: Mapping[str, float] | None = None
-    ttft_bytes: Mapping[str, float] | None = None
-    ttft_to_stock: Mapping[str, float] | None = None
-    prefill_tokens_per_second: float | None = None
-    hit_rate: float | None = None
-    disk_bytes_per_token: float | None = None
-    stall_share: float | None = None
-    of_roof: float | None = None
-    disk_use: float | None = None
-    peak_bytes: float | None = None
-
-
 class Results:
-    """The repetitions of a run by limit and arm."""
+    """The repetitions of a run by limit and arm. order: of these in the run."""
 
     def __init__(self, records: Sequence[Record], stock: Sequence[str] = _MAPPED) -> None:
         """stock: the arms the better of which is compared with under a limit."""
@@ -61,16 +27,13 @@ class Results:
         self._all: dict[Key, list[Record]] = {}
         for record in records[1:]:
             self._all.setdefault((record["limit"], record["arm"]), []).append(record)
+        self.order = list(self._all)
         self._good = {key: [r for r in group if "error" not in r] for key, group in self._all.items()}
 
     def errors(self) -> list[str]:
         """Errors, without repetitions."""
         failed = (r for group in self._all.values() for r in group if "error" in r)
         return list(dict.fromkeys(f"{r['arm']}{_at(r['limit'])}: {r['error']}" for r in failed))
-
-    def rows(self) -> list[Row]:
-        """In the order of the run."""
-        return [self._row(key) for key in self._all]
 
     def bandwidth(self) -> float | None:
         """Bytes per second of direct reads, the median over the repetitions."""
@@ -103,55 +66,58 @@ class Results:
         values = [value for key in keys if (value := self.median(key, figure)) is not None]
         return better(values) if values else None
 
-    def _row(self, key: Key) -> Row:
+    def cells(self, key: Key) -> dict[str, str]:
+        """Medians over an arm's repetitions at one limit, by column; a dash where there is no such figure.
+
+        least - most: of the tokens per second.  kept: share of the decode speed of stock llama.cpp with
+        everything in memory.  to stock: the decode speed by that of stock under the same limit.
+        first token: seconds, GB read meanwhile, and the time by stock's under the same limit, below 1 where
+        this is sooner.  roof: share of what compute or the disk allow, whichever allows less.
+        """
         limit, arm = key
-        good = self._good[key]
-        n_failed = len(self._all[key]) - len(good)
-        if not good:
-            return Row(limit, arm, 0, n_failed)
-        speeds = [r["tokens_per_second"] for r in good]
-        prompts = {n: _ttft(n) for n in good[0]["ttft_s"]}
-        ttft = {n: median(map(figure, good)) for n, figure in prompts.items()}
-        to_stock = {n: _ratio(ttft[n], self._of_stock(limit, min, figure)) for n, figure in prompts.items()}
-        medians = {
-            name: self.median(key, _get(name))
-            for name in (
-                "prefill_tokens_per_second",
-                "hit_rate",
-                "disk_bytes_per_token",
-                "stall_share",
-                "peak_bytes",
-            )
+        speeds = [r["tokens_per_second"] for r in self._good[key]]
+        n_failed = len(self._all[key]) - len(speeds)
+        of_speed = _get("tokens_per_second")
+        speed = self.median(key, of_speed)
+        in_memory, under_limit = self.median((None, _STOCK), of_speed), self._of_stock(limit, max, of_speed)
+
+        def cell(name: str, how: str, scale: float = 1.0) -> str:
+            return number(self.median(key, _get(name)), how, scale)
+
+        return {
+            "memory": "all" if limit is None else f"{limit:.0%}",
+            "arm": arm + (f" ({n_failed} failed)" if n_failed else ""),
+            "token/s": number(speed, ".2f"),
+            "least - most": f"{min(speeds):.2f} - {max(speeds):.2f}" if speeds else "-",
+            "kept": number(_ratio(speed, in_memory), ".0%"),
+            "to stock": number(_ratio(speed, under_limit), ".2f"),
+            **{f"first token, {n}": self._first_token(key, str(n)) for n in self.run["options"]["prompts"]},
+            "prefill token/s": cell("prefill_tokens_per_second", ".1f"),
+            "hits": cell("hit_rate", ".1%"),
+            "MB/token": cell("disk_bytes_per_token", ".1f", 1e-6),
+            "stall": cell("stall_share", ".0%"),
+            "roof": number(self.median(key, self._of_roof), ".0%"),
+            "peak MB": cell("peak_bytes", ".0f", 1e-6),
         }
-        return Row(
-            limit,
-            arm,
-            len(good),
-            n_failed,
-            tokens_per_second=median(speeds),
-            least=min(speeds),
-            most=max(speeds),
-            kept=_ratio(median(speeds), self.median((None, _STOCK), _get("tokens_per_second"))),
-            to_stock=_ratio(median(speeds), self._of_stock(limit, max, _get("tokens_per_second"))),
-            ttft_s=ttft,
-            ttft_bytes={n: median(r["ttft_bytes"][n] for r in good) for n in ttft},
-            ttft_to_stock={n: ratio for n, ratio in to_stock.items() if ratio is not None},
-            of_roof=self.median(key, self._of_roof),
-            disk_use=self.median(key, _disk_use),
-            **medians,
-        )
+
+    def _first_token(self, key: Key, prompt: str) -> str:
+        def took(record: Record) -> float:
+            return record["ttft_s"][prompt]
+
+        seconds = self.median(key, took)
+        n_bytes = self.median(key, lambda record: record["ttft_bytes"][prompt])
+        if seconds is None or n_bytes is None:
+            return "-"
+        ratio = _ratio(seconds, self._of_stock(key[0], min, took))
+        return f"{seconds:.2f} s, {n_bytes / 1e9:.2f} GB" + (f" ({ratio:.2f})" if ratio is not None else "")
 
 
 def _get(name: str) -> Callable[[Record], float | None]:
     return lambda record: record[name]
 
 
-def _ttft(n_tokens: str) -> Callable[[Record], float]:
-    return lambda record: record["ttft_s"][n_tokens]
-
-
-def _ratio(value: float, to: float | None) -> float | None:
-    return value / to if to else None
+def _ratio(value: float | None, to: float | None) -> float | None:
+    return value / to if value is not None and to else None
 
 
 def _missed_bytes(record: Record) -> float | None:
@@ -161,14 +127,6 @@ def _missed_bytes(record: Record) -> float | None:
         return None
     unused = 1 - counters["prefetched_used"] / max(1, counters["prefetched"])
     return (counters["bytes_read"] - unused * counters["bytes_prefetched"]) / record["n_decoded"]
-
-
-def _disk_use(record: Record) -> float | None:
-    counters, bandwidth = record["counters"], record["disk_bytes_per_second"]
-    if not counters or not counters["disk_demand_s"] or not bandwidth:
-        return None
-    demanded = counters["bytes_read"] - counters["bytes_prefetched"]
-    return demanded / counters["disk_demand_s"] / bandwidth
 
 
 def _at(limit: float | None) -> str:
@@ -182,11 +140,10 @@ def _at(limit: float | None) -> str:
 
 def table(results: Results) -> str:
     """The run and its rows, as text that is a Markdown table as well."""
-    prompts = [str(n) for n in results.run["options"]["prompts"]]
     rate = results.bandwidth()
     disk = "no direct I/O" if rate is None else f"disk {rate / 1e9:.2f} GB/s by direct reads"
     disk += f", readahead {results.run['readahead_kb']} KiB"
-    rows = [cells(row, prompts) for row in results.rows()]
+    rows = [results.cells(key) for key in results.order]
     return "\n".join([*preface(results, disk), "", *markdown(rows)])
 
 
@@ -208,32 +165,3 @@ def _tiers_text(options: dict[str, Any]) -> str:
     if options["low"] is None:
         return "low tier: none"
     return f"low tier: {options['low']}, t1 = {options['t1']:g}, t2 = {options['t2']:g}"
-
-
-def cells(row: Row, prompts: Sequence[str]) -> dict[str, str]:
-    """By column."""
-    spread = "-" if row.least is None else f"{row.least:.2f} - {row.most:.2f}"
-    return {
-        "memory": "all" if row.limit is None else f"{row.limit:.0%}",
-        "arm": row.arm + (f" ({row.n_failed} failed)" if row.n_failed else ""),
-        "token/s": number(row.tokens_per_second, ".2f"),
-        "least - most": spread,
-        "kept": number(row.kept, ".0%"),
-        "to stock": number(row.to_stock, ".2f"),
-        **{f"first token, {n}": _first_token(row, n) for n in prompts},
-        "prefill token/s": number(row.prefill_tokens_per_second, ".1f"),
-        "hits": number(row.hit_rate, ".1%"),
-        "MB/token": number(row.disk_bytes_per_token, ".1f", 1e-6),
-        "stall": number(row.stall_share, ".0%"),
-        "roof": number(row.of_roof, ".0%"),
-        "disk": number(row.disk_use, ".0%"),
-        "peak MB": number(row.peak_bytes, ".0f", 1e-6),
-    }
-
-
-def _first_token(row: Row, prompt: str) -> str:
-    if not row.ttft_s:
-        return "-"
-    ratio = (row.ttft_to_stock or {}).get(prompt)
-    read = "" if row.ttft_bytes is None else f", {row.ttft_bytes[prompt] / 1e9:.2f} GB"
-    return f"{row.ttft_s[prompt]:.2f} s{read}" + (f" ({ratio:.2f})" if ratio is not None else "")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pyhobbit.routing.trace import Trace
 
 _SEED = 1
-_LOSS_PER_LAYER = 0.04  # loss of a prediction's accuracy, for each layer further ahead
 
 
 @dataclass(frozen=True)
@@ -53,27 +52,6 @@ def sweep(shape: MoeShape) -> Routing:
     experts = np.arange(n_tokens * shape.n_used, dtype=np.int32).reshape(n_tokens, 1, -1) % shape.n_experts
     experts = np.repeat(experts, shape.n_layers, axis=1)
     return Routing(experts, np.full(experts.shape, 1 / shape.n_used, np.float32))
-
-
-def predicted(routing: Routing, accuracy: float, n_ahead: int) -> Routing:
-    """Predictions of a predictor of a stated accuracy for this routing: arrays [n_ahead, tokens, layers,
-    used].
-
-    accuracy: the chance of each use to be named one layer ahead; further layers lose 4 points each, as
-    measured on Qwen3-30B-A3B. A use that is not named is replaced by an expert that the token does not use,
-    drawn by how often the layer's tokens choose it. Reproducible from the arguments.
-    """
-    experts = np.repeat(routing.experts[None], n_ahead, axis=0)
-    rng = np.random.default_rng(_SEED)
-    n_tokens, n_layers, _ = routing.experts.shape
-    for layer in range(n_layers):
-        popular = routing.experts[:, layer].ravel()
-        for ahead, token in np.ndindex(n_ahead, n_tokens):
-            row = experts[ahead, token, layer]
-            wrong = np.flatnonzero(rng.random(row.size) >= accuracy - _LOSS_PER_LAYER * ahead)
-            drawn = dict.fromkeys(rng.permutation(popular[~np.isin(popular, row)]).tolist())
-            row[wrong[: len(drawn)]] = list(drawn)[: wrong.size]
-    return Routing(experts, np.repeat(routing.weights[None], n_ahead, axis=0))
 
 
 def n_complete(trace: "Trace") -> int:

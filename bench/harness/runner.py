@@ -2,6 +2,7 @@
 """Runs the arms in turn, one process for each repetition, and keeps what they measured."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
-from bench.analysis.figures import MAX_AHEAD
 from bench.harness import replay, routing, system
 from bench.harness.arms import BY_NAME, Arm, Tiers
 from bench.harness.job import Job
@@ -29,7 +29,6 @@ from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
 from pyhobbit.settings.resolve import check_settings
 
-_JOIN = 'echo $$ > "$0" && exec "$@"'
 _TIMEOUT_S = 3600
 _BANDWIDTH_S = 1.0
 _TRACE_PROMPTS, _TRACE_WARM_UP, _TRACE_TOKENS = (16,), 16, 96  # recorded traces are short
@@ -41,8 +40,7 @@ class BenchConfig:
 
     low: file with the low tier.  t1, t2: thresholds of the arms that use it.  has_costs: a calibration with
     costs lies beside the model.  stock: folder with the unpatched libllama.so.  trace: routing that every arm
-    replays; None leaves it to the model.  predict: accuracy, one layer ahead, of the predictor that the
-    replay brings along; None: the model's routers, which know nothing of a replay.  reps: repetitions.
+    replays; None leaves it to the model.  reps: repetitions.
     n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
     """
 
@@ -55,7 +53,6 @@ class BenchConfig:
     has_costs: bool = False
     stock: Path = ROOT / "build/stock/bin"
     trace: Path | None = None
-    predict: float | None = None
     reps: int = 5
     prompts: tuple[int, ...] = (16, 128, 512)
     n_tokens: int = 64
@@ -75,8 +72,6 @@ class BenchConfig:
             ("--tokens", self.n_tokens > 0, "a positive number"),
             ("--warm-up", self.n_warm_up > 0, "a positive number"),
             ("--seconds", self.seconds > 0, "a positive number"),
-            ("--predict", self.predict is None or 0 <= self.predict <= 1, "a share, 0 to 1"),
-            ("--predict", self.predict is None or self.trace, "a routing to predict: give --trace too"),
             ("--threads", self.n_threads is None or self.n_threads > 0, "a positive number"),
         ):
             if not ok:
@@ -178,9 +173,6 @@ def _routing_file(config: BenchConfig) -> Iterator[Path]:
     if config.trace is not None:
         laid = routing.lay_over(read_trace(config.trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
-        if config.predict is not None:
-            told = routing.predicted(laid, config.predict, MAX_AHEAD)
-            arrays |= {"predicted_experts": told.experts, "predicted_weights": told.weights}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "routing.npz"
         np.savez(path, **arrays)
@@ -242,6 +234,7 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
         mmap=arm.mmap and limit is not None,
         repack=arm.repack and (limit is None or arm.build == "ours"),
         fits=limit is None if arm.fits is None else arm.fits,
+        reads=arm.reads,
         n_threads=config.n_threads or processor_cores(),
         prompts=config.prompts,
         n_batch=arm.n_batch,
@@ -271,23 +264,27 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
         "hobbit.calibrated": config.has_costs and arm.tiers != "high",  # its division of the pools
         "hobbit.device": "CPU",
     }
-    if config.predict is not None:
-        own["hobbit.predictor"] = "given"
     return {**own, **bound, **tiers, **arm.settings}
 
 
 def start(
-    what: Job, cgroup: system.Cgroup | None, program: Sequence[str] = ("-m", "bench.harness.worker")
+    what: Job,
+    cgroup: system.Cgroup | None,
+    program: Sequence[str] = ("-m", "bench.harness.worker"),
+    environment: Mapping[str, str] | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """Runs the measuring process to its end, in the cgroup if there is one. program: for the interpreter."""
+    """Runs the measuring process to its end, in the cgroup if there is one.
+
+    program: for the interpreter.  environment: variables in addition to this process's.
+    """
     replay.library()  # compiled before a limit on memory applies
     command = [sys.executable, *program]
-    if cgroup is not None:  # joined before the interpreter starts, so that all its memory counts
-        command = ["sh", "-c", _JOIN, str(cgroup.procs), *command]
+    if cgroup is not None:
+        command = cgroup.joining(command)
     try:
         return subprocess.run(
             command, input=json.dumps(asdict(what)), capture_output=True, text=True, errors="replace",
-            timeout=_TIMEOUT_S, cwd=ROOT, check=False,
+            timeout=_TIMEOUT_S, cwd=ROOT, check=False, env={**os.environ, **(environment or {})},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"bench: it took more than {_TIMEOUT_S} s")
@@ -327,7 +324,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
             "arms": {arm.name: arm.summary for arm in config.arms},
             "batches": {arm.name: arm.n_batch for arm in config.arms if arm.n_batch is not None},
             "low": config.low.name if config.low else None,
-            **{name: getattr(config, name) for name in ("limits", "t1", "t2", "predict", "reps", "prompts")},
+            **{name: getattr(config, name) for name in ("limits", "t1", "t2", "reps", "prompts")},
             **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds")},
             "n_threads": config.n_threads or processor_cores(),
         },
@@ -335,10 +332,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
 
 
 def _routing_text(config: BenchConfig) -> str:
-    if config.trace is None:
-        return "the model's own"
-    told = "" if config.predict is None else f", predicted with an accuracy of {config.predict:.1%}"
-    return f"replayed from {config.trace.name}{told}"
+    return "the model's own" if config.trace is None else f"replayed from {config.trace.name}"
 
 
 def _commit() -> str | None:

@@ -55,6 +55,7 @@ SHAPES = {
         "phimoe", 32, 4096, 32, 8, 128, 6400, 16, 2, 32064, biases=True, norm_biases=True,
         keys={"rope.scaling.original_context_length": 4096},
     ),
+    "flash-next": Shape("qwen3moe", 48, 2560, 32, 4, 128, 640, 512, 10, 151936, qk_norm="head"),
     "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
     "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
 }  # fmt: skip

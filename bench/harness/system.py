@@ -6,7 +6,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,10 @@ class Cgroup:
 
     procs: Path
     peak_file: Path
+
+    def joining(self, command: Sequence[str]) -> list[str]:
+        """The command, which joins before its program starts, so that all its memory counts."""
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.procs), *command]
 
     def peak(self) -> int | None:
         """The most bytes held so far, page cache included; None where the kernel does not say."""

@@ -10,11 +10,13 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from pyhobbit.settings.config import EngineConfig
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
+_READS_S = 0.25
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
@@ -73,7 +76,6 @@ class Session:
         self.model = self._load(job)
         self._open_context = partial(self._open, job, n_ctx, n_batch)
         self.context = self._open_context(replays=replays)
-        self.foretell: Callable[[int, int], None] | None = None  # first row and number of tokens
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.restart()
         self.redraw()
@@ -141,9 +143,7 @@ class Session:
         return time.perf_counter() - start
 
     def _decode(self, tokens: Sequence[int]) -> None:
-        first = self.replay.begin(len(tokens))
-        if self.foretell is not None:
-            self.foretell(first, len(tokens))
+        self.replay.begin(len(tokens))
         array = (self.llama.llama_token * len(tokens))(*tokens)
         status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
         if self.replay.error:
@@ -207,12 +207,6 @@ class Counters:
     def stats(self) -> dict[str, float]:
         return asdict(self._cache.stats()) if self._cache else {}
 
-    def foretell(self, experts: np.ndarray, weights: np.ndarray, first: int, n_tokens: int) -> None:
-        """Tells the predictor of these rows, of arrays [n_ahead, rows, layers, used]."""
-        if self._cache:
-            rows = slice(first, first + n_tokens)
-            self._cache.set_prediction(experts[:, rows], weights[:, rows])
-
     def close(self) -> None:
         if self._cache:
             self._cache.close()
@@ -235,7 +229,7 @@ def measure(job: Job) -> Measured:
     n_ctx = max(n_ctx, len(routing["sweep"]))
     libraries = Libraries(job.lib_dir)
     if job.moe_cache and not libraries.has_moe_cache:
-        raise RunError(f"llama.cpp in {job.lib_dir} has no cache of experts; give a newer one with --newer")
+        raise RunError(f"llama.cpp in {job.lib_dir} has no cache of experts; give a newer one with --stock")
     n_batch = chosen_batch(job, n_ctx)
     start = time.perf_counter()
     has_routing = "experts" in routing
@@ -248,14 +242,12 @@ def measure(job: Job) -> Measured:
         session.replay.use(routing["experts"], routing["weights"])
     elif job.fits:
         session.end_replays()
-    if "predicted_experts" in routing:
-        told = routing["predicted_experts"], routing["predicted_weights"]
-        session.foretell = partial(counters.foretell, *told)
 
     ttft_s, ttft_bytes, logits_crc = _first_tokens(session, sorted(job.prompts))
     decode(session, job.n_warm_up, job.seconds / 2)
     before, read_before = counters.stats(), bytes_from_disk()
-    times = decode(session, job.n_tokens, job.seconds)
+    with _reads_beside(job):
+        times = decode(session, job.n_tokens, job.seconds)
     read_bytes = bytes_from_disk() - read_before
     stats = _difference(counters.stats(), before)
     result = Measured(
@@ -278,6 +270,29 @@ def measure(job: Job) -> Measured:
     counters.close()
     session.close()
     return result
+
+
+@contextmanager
+def _reads_beside(job: Job) -> Iterator[None]:
+    """Reads of the model as the loader's, as many as the disk gives, if the job asks for them."""
+    if not job.reads:
+        yield
+        return
+    from bench.harness.system import disk_bandwidth  # with our libraries
+
+    ended = Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            disk_bandwidth(Path(job.model), _READS_S)
+
+    reader = Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reader.join()
 
 
 def _first_tokens(session: Session, lengths: Sequence[int]) -> tuple[dict[str, float], dict[str, int], int]:

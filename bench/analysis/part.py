@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""One part of the report: what it takes, and the figures that come of it, as values for JSON."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.analysis.listed import LISTED
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.model_file import ModelFile
+from pyhobbit.quality.evaluate import Chunk, Evaluator
+from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+
+Figure = dict[str, Any]
+"""One figure: kind, papers (as LISTED names them), title, theirs (what the paper shows) and its values."""
+
+SHARE = 0.25
+"""Share of the experts in high precision that the pools hold where no memory is given."""
+
+
+@dataclass
+class Run:
+    """A model and a text. memory: bytes, None for pools of SHARE.  tasks: files with tasks.
+
+    n_chunks: parts of the text.  costs: seconds of a token in a batch and alone, and of opening the model, as
+    the first part found them.
+    """
+
+    model: Path
+    text: str
+    file: ModelFile
+    folder: Path
+    memory: int | None = None
+    tasks: Sequence[Path] = ()
+    n_chunks: int = 8
+    n_threads: int | None = None
+    n_tasks: int = 200
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts in high precision."""
+        high = next(tier for tier in self.file.tiers if tier.name == "high")
+        return high.n_bytes
+
+    @property
+    def has_low(self) -> bool:
+        return len(self.file.tiers) > 1
+
+    def engine(self, share: float | None = None, **settings: Any) -> EngineConfig:
+        """How it is opened: under the memory, or with pools of `share` of the experts."""
+        if self.memory is not None and share is None:
+            bound: dict[str, Any] = {"memory": self.memory}
+        else:
+            n_used, n_experts = self.file.n_used, self.file.n_experts
+            least = 0.0 if share else 4 * max(n_used.values()) / (n_experts * len(n_used))  # for small models
+            bound = {"pools": max(1, int(self.expert_bytes * max(share or SHARE, least)))}
+        cache = CacheConfig(**{**bound, **settings})
+        return EngineConfig(cache, EvaluationConfig.default_n_ctx, n_threads=self.n_threads)
+
+    def evaluator(self, rule: str = "gate") -> Evaluator:
+        """Strict: each token gets exactly what the rule decides."""
+        return Evaluator(self.model, EvaluationConfig(self.engine(), rule=rule))
+
+    def chunks(self, evaluator: Evaluator) -> list[Chunk]:
+        """At most n_chunks parts, evenly spaced over the text. Raises HobbitError."""
+        chunks = evaluator.chunks(self.text)
+        if not chunks:
+            raise HobbitError(f"the text has fewer than {evaluator.n_ctx} tokens; give a longer one")
+        n = min(len(chunks), self.n_chunks)
+        return [chunks[i * len(chunks) // n] for i in range(n)]
+
+    def need_low(self) -> None:
+        """Raises HobbitError without a low tier."""
+        if not self.has_low:
+            raise HobbitError(f"the model has no low tier: pyhobbit convert --sidecar {self.model} adds one")
+
+
+Seconds = Callable[[Run], float]
+
+
+@dataclass(frozen=True)
+class Part:
+    """name: of its line.  estimate: seconds.  run: makes the figures."""
+
+    name: str
+    estimate: Seconds
+    run: Callable[[Run], list[Figure]]
+
+
+def seconds(in_batches: float = 0, alone: float = 0, opened: float = 1) -> Seconds:
+    """An estimate from numbers of tokens; in_batches: per chunk of the run, of 512 tokens."""
+
+    def estimate(run: Run) -> float:
+        batches = in_batches * run.n_chunks * EvaluationConfig.default_n_ctx
+        costs = run.costs
+        return opened * costs["open_s"] + batches * costs["batch_token_s"] + alone * costs["token_s"]
+
+    return estimate
+
+
+def plain(value: Any) -> Any:
+    """As JSON holds it: NaN becomes None, and numbers keep five digits."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if np.isfinite(value) else None
+    return value
+
+
+def figure(kind: str, papers: str, title: str, **values: Any) -> Figure:
+    """papers: names of LISTED, with commas.  kind: table (rows), map (values), points (x, y), and lines or
+    bars (x, series by label)."""
+    names = papers.split(", ")
+    theirs = "; ".join(filter(None, (LISTED[name][1] for name in names if name in LISTED)))
+    return plain({"kind": kind, "papers": names, "title": title, "theirs": theirs, **values})
+
+
+def table(papers: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """A figure of rows by column."""
+    return figure("table", papers, title, rows=rows)
+
+
+def by_layer(
+    papers: str, title: str, blocks: Sequence[int], series: Mapping[str, Any], **values: Any
+) -> Figure:
+    """Lines over the layers' numbers."""
+    return figure("lines", papers, title, x=blocks, series=series, **{"x_label": "layer", **values})

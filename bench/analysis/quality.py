@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: MIT
+"""Parts about precision: what each rule costs at equal bytes, what each expert costs, and accuracy on tasks.
+
+Numbers and costs are fitted on the first half of the text's parts and measured on the second.
+"""
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench import accuracy
+from bench.analysis.figures import threshold_for_share
+from bench.analysis.part import Figure, Part, Run, figure, seconds, table
+from pyhobbit.convert.options import Options
+from pyhobbit.convert.pipeline import convert
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.quantize import type_by_name
+from pyhobbit.quality.calibration import profile
+from pyhobbit.quality.costs import CostRuns, static_costs
+from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality
+from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
+from pyhobbit.routing.observe import observed
+from pyhobbit.routing.rules import unimportance
+from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
+
+NAMES = {"gate": "gate (Eq. 2)", "price": "price", "edgemoe": "static widths (EdgeMoE)"}
+MAX_KL = (1e-3, 3e-3, 1e-2)
+TYPES = ("q8_0", "q6_k", "q5_k", "q4_0", "q3_k", "q2_k")
+
+
+@contextlib.contextmanager
+def _evaluators(run: Run, rules: Sequence[str]) -> Iterator[dict[str, Evaluator]]:
+    with contextlib.ExitStack() as stack:
+        yield {rule: stack.enter_context(run.evaluator(rule)) for rule in rules}
+
+
+def _halves(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
+    if len(chunks) < 2:
+        raise HobbitError("the text has one part only; give a longer one")
+    return chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
+
+
+def _row(name: str, quality: Quality) -> dict[str, Any]:
+    q = quality
+    mix = " / ".join(f"{100 * share:.1f}" for share in (q.share_high, q.share_low, q.share_skipped))
+    setting = f"price {q.price:.4g}" if q.price > 0 else f"t1 {q.t1:.4g}, t2 {q.t2:.4g}"
+    return {
+        "experts": name, "setting": setting, "high / low / skipped, %": mix,
+        "KiB per token": q.bytes_per_token / 1024, "perplexity": q.perplexity, "ratio": q.perplexity_ratio,
+        "mean KL": q.mean_kl, "99 % KL": q.p99_kl, "same top-1": q.same_top1,
+    }  # fmt: skip
+
+
+class _Fitted:
+    """The searches of the opened rules on one text, each setting measured once."""
+
+    def __init__(self, run: Run, opened: dict[str, Evaluator], chunks: list[Chunk]) -> None:
+        self.reference, self.seen = profile(opened["gate"], chunks)
+        self._run = run
+        self._trials = {rule: Trials(opened[rule], chunks, self.reference) for rule in opened}
+        self.costs: dict[str, Costs] = {}
+        for rule in set(opened) & {"price", "edgemoe"}:
+            runs = CostRuns(opened[rule], chunks, self.reference, self.seen)
+            self.costs[rule] = runs.by_layer() if rule == "price" else static_costs(runs.by_expert())
+
+    def cheapest(self, rule: str, max_kl: float) -> Quality:
+        bound = Bound.of(CalibrationConfig(self._run.engine(), max_kl=max_kl))
+        if rule == "gate":
+            return cheapest_by_gate(self._trials[rule], bound, unimportance(observed(self.seen.weights)))
+        return cheapest_by_price(self._trials[rule], bound, self.costs[rule], self.seen)
+
+
+def rules(run: Run) -> list[Figure]:
+    """Bytes at equal divergence: gate and price, beside random choices and skipping."""
+    run.need_low()
+    rows = []
+    with _evaluators(run, ("gate", "price")) as opened, run.evaluator("random") as random:
+        gate = opened["gate"]
+        chunks, measured = _halves(run.chunks(gate))
+        reference, seen = profile(gate, measured)
+        scores = unimportance(observed(seen.weights))
+        high = gate.measure(measured, 1.0, 1.0, reference)
+        rows += [_row("all high", high), _row("all low", random.measure(measured, 0.0, 1.0, reference))]
+        rows.append(_row("HOBBIT's thresholds, 0.6 and 0.9", gate.measure(measured, 0.6, 0.9, reference)))
+        fitted = _Fitted(run, opened, chunks)
+        for bound in MAX_KL:
+            found = {
+                rule: _measured(fitted, rule, bound, opened[rule], measured, reference) for rule in opened
+            }
+            rows += [_row(f"{NAMES[rule]}, KL at most {bound:g}", quality) for rule, quality in found.items()]
+            mix = found["gate"]
+            share = mix.bytes_per_token / high.bytes_per_token
+            low = gate.expert_bytes[1] / gate.expert_bytes[0]
+            at_bytes = max(0.0, (share - low) / (1 - low))
+            t = threshold_for_share(scores, 1 - share)
+            rows.append(_row("- random, at gate's bytes", random.measure(measured, at_bytes, 1.0, reference)))
+            rows.append(_row("- skipping, at gate's bytes", gate.measure(measured, t, t, reference)))
+    return [table("Precision rules", "bytes at equal divergence", rows)]  # Table 3 is accuracy: tasks
+
+
+def _measured(
+    fitted: _Fitted, rule: str, bound: float, evaluator: Evaluator, chunks: list[Chunk], reference: np.ndarray
+) -> Quality:
+    q = fitted.cheapest(rule, bound)
+    if rule != "gate":
+        evaluator.set_costs(fitted.costs[rule])
+    return evaluator.measure(chunks, q.t1, q.t2, reference, price=q.price)
+
+
+def widths(run: Run) -> list[Figure]:
+    """Each expert alone in low precision, and the widths that follow for each bound."""
+    run.need_low()
+    with _evaluators(run, ("gate", "edgemoe")) as opened:
+        chunks, measured = _halves(run.chunks(opened["gate"]))
+        fitted = _Fitted(run, opened, chunks)
+        reference = opened["gate"].reference(measured)
+        rows = []
+        for bound in MAX_KL:
+            quality = _measured(fitted, "edgemoe", bound, opened["edgemoe"], measured, reference)
+            rows.append(_row(f"{NAMES['edgemoe']}, KL at most {bound:g}", quality))
+        shape = opened["gate"].info.n_layers, -1
+    low = np.reshape(fitted.costs["edgemoe"].low, shape)
+    title, axes = (
+        "divergence with one expert alone in low precision, nats",
+        {"x_label": "expert", "y_label": "layer"},
+    )
+    return [
+        figure("map", "EdgeMoE Fig. 7a", title, values=low, **axes),
+        table("EdgeMoE Fig. 17", "widths by the loss that is allowed", rows),
+    ]
+
+
+def types(run: Run) -> list[Figure]:
+    """All experts in each smaller type, and EdgeMoE's bounds of the widths (III-B).
+
+    For each limit these are the smallest type that keeps it, and the next smaller one.
+    """
+    high = next(tier for tier in run.file.tiers if tier.name == "high")
+    smaller = [each for each in map(type_by_name, TYPES) if each.bits_per_weight < high.bits_per_weight]
+    if not smaller:
+        raise HobbitError(f"the experts have {high.bits_per_weight:.3g} bits, and no usual type has fewer")
+    own = _Type("keep", 0.0, run.expert_bytes)
+    found, rows = [own], []
+    for each in smaller:
+        quality, n_bytes = _all_in(run, each.name)
+        found.append(_Type(each.name, quality.mean_kl, n_bytes))
+        row = {"experts in": each.name, "of the model's bytes": n_bytes / own.n_bytes}
+        row |= {"mean KL": quality.mean_kl, "ratio": quality.perplexity_ratio}
+        rows.append({**row, "same top-1": quality.same_top1})
+    pairs = []
+    for bound in MAX_KL:
+        within = min((each for each in found if each.mean_kl <= bound), key=lambda each: each.n_bytes)
+        beyond = [each for each in found if each.n_bytes < within.n_bytes]
+        low = max(beyond, key=lambda each: each.n_bytes).name if beyond else None
+        options = f"--high {within.name}" + (f" --low {low}" if low else ": all experts in it keep the limit")
+        pairs.append({"KL at most": bound, "pyhobbit convert": options})
+    return [
+        table("EdgeMoE Fig. 6", "all experts in one smaller type", rows),
+        table("EdgeMoE Fig. 6", "two types for each limit: the calibration then chooses by expert", pairs),
+    ]
+
+
+class _Type(NamedTuple):
+    name: str
+    mean_kl: float
+    n_bytes: int
+
+
+def _all_in(run: Run, name: str) -> tuple[Quality, int]:
+    """The quality with all experts in a type, and their bytes."""
+    sidecar = run.folder / f"{name}.hobbit.gguf"
+    options = Options(
+        run.model, low=name, sidecar=True, output=sidecar, force=True, imatrix=Options.no_imatrix
+    )
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # it names commands for a file that goes again
+            convert(options)
+        config = EvaluationConfig(run.engine(sidecar=sidecar), rule="random")
+        with Evaluator(run.model, config) as evaluator:
+            chunks = run.chunks(evaluator)
+            quality = evaluator.measure(chunks, 0.0, 1.0, evaluator.reference(chunks))
+            return quality, evaluator.info.tier_bytes_low
+    finally:
+        sidecar.unlink(missing_ok=True)
+
+
+def tasks(run: Run) -> list[Figure]:
+    """Accuracy on the tasks of files."""
+    if not run.tasks:
+        raise HobbitError(
+            "no tasks were given; --tasks FILE takes GSM8K, HellaSwag, Winogrande or multiple choice"
+        )
+    rows = []
+    settings, missing = accuracy.arms(run.model)
+    kinds = {path: accuracy.kind_of(path) for path in run.tasks}
+    bound = {} if run.memory is None else {"memory": run.memory}
+    for name, own in settings.items():
+        row: dict[str, Any] = {"setting": name}
+        for path, kind in kinds.items():
+            if kind == "humaneval":
+                row[path.name] = "not run: its answers are programs, and none is executed here"
+                continue
+            try:
+                row[path.name] = str(accuracy.score(kind, run.model, path, {**own, **bound}, run.n_tasks))
+            except HobbitError as error:
+                row[path.name] = f"not run: {error}"
+        rows.append(row)
+    rows += [{"setting": f"left out: {sentence}"} for sentence in missing]
+    papers = "HOBBIT Table 3, MoBiLE Table II, DAOP Table V, DAOP Table VI"
+    return [table(papers, "right answers", rows)]
+
+
+def _per_expert(run: Run) -> float:
+    n_experts = len(run.file.n_used) * run.file.n_experts
+    return seconds(in_batches=(n_experts + 30) / 2)(run)
+
+
+def _tasks_seconds(run: Run) -> float:
+    """By 100 tokens in batches for a choice; answers of GSM8K take 200 alone."""
+    alone = sum(200 if accuracy.kind_of(path) == "gsm8k" else 0 for path in run.tasks)
+    per_task = alone * run.costs["token_s"] + 400 * len(run.tasks) * run.costs["batch_token_s"]
+    return 8 * run.n_tasks * per_task
+
+
+def _rules_seconds(run: Run) -> float:
+    n_passes = 2 * len(run.file.n_used) + len(MAX_KL) * (2 * TYPICAL_TRIALS["gate"] + 6)
+    return seconds(in_batches=n_passes / 2)(run)
+
+
+def _types_seconds(run: Run) -> float:
+    """The conversion makes 25 MB/s at least."""
+    return seconds(in_batches=2 * len(TYPES), opened=len(TYPES))(run) + run.expert_bytes * len(TYPES) / 25e6
+
+
+PARTS = (
+    Part("rules", _rules_seconds, rules),
+    Part("tasks", _tasks_seconds, tasks),
+    Part("widths", _per_expert, widths),
+    Part("types", _types_seconds, types),
+)

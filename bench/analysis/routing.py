@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: MIT
+"""Parts that follow from a model's routing of a text: similarity, predictions, uses, policies, skipping."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.analysis import figures
+from bench.analysis.part import Figure, Part, Run, by_layer, figure, seconds, table
+from pyhobbit.engine.engine import Engine
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.router import Router
+from pyhobbit.quality import evaluate
+from pyhobbit.quality.calibration import profile, routes
+from pyhobbit.quality.report import placement_hits
+from pyhobbit.routing.observe import Observations, Recorder, observed
+from pyhobbit.routing.paths import path_table
+from pyhobbit.routing.rules import decide, shares, unimportance
+from pyhobbit.routing.trace import BELADY, Simulation, policy_names, pool_slots, read_trace, simulate
+from pyhobbit.settings.config import SamplingConfig, format_size
+from pyhobbit.settings.papers import PAPERS
+from pyhobbit.settings.table import OPTIONS
+
+CONFIDENT = 0.7  # MoBiLE keeps a token that is more probable
+T1, T2 = (PAPERS["hobbit"].settings[name] for name in ("t1", "t2"))
+CAPACITIES = (0.1, 0.25, 0.5)
+_MAX_INPUT_BYTES = 256 << 20  # bytes of routers' inputs
+_OWN_ROUTING = 0.99  # below, a layer's router is not understood
+_MAX_ROUTES = 100_000  # replayed at once
+_MAX_POINTS = 1500
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # shares of selections, replaced or skipped
+_FIRST = 64  # tokens after load
+_TABLES = (0, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)  # bytes of stored paths
+_BARS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7)
+_N_PROMPTS, _PROMPT_CHARS, _ANSWER = 4, 600, 64
+_CTX = 2048  # enough for tokens of bytes
+
+
+def routing(run: Run) -> list[Figure]:
+    """One run of the text in high precision."""
+    with run.evaluator() as evaluator:
+        chunks = run.chunks(evaluator)
+        recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, _MAX_INPUT_BYTES)
+        with evaluator.observing(recorder):
+            reference = evaluator.reference(chunks)
+    seen = recorder.observations()
+    blocks = [run.file.blocks[layer] for layer in seen.layers]
+    confident = evaluate.confident_share(reference, CONFIDENT)
+    found = [_text_table(run, seen, evaluate.perplexity(reference, chunks), confident)]
+    for each in (_gates, _uses, _policies):
+        found += each(run, seen, blocks)
+    return found + list(_ahead(seen, blocks, run.file.routers(blocks)))
+
+
+def _text_table(run: Run, seen: Observations, perplexity: float, confident: float) -> Figure:
+    values = {
+        "tokens": len(seen.sequences),
+        "perplexity, all high": perplexity,
+        f"tokens whose best probability is above {CONFIDENT}": confident,
+        "experts of a token, and of a layer": f"{seen.experts.shape[2]} of {run.file.n_experts}",
+    }
+    rows = [{"what": name, "value": value} for name, value in values.items()]
+    return table("The text", "what the model makes of it", rows)
+
+
+def _gates(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
+    """Figures of gate weights, where the engine sees them and a token has several experts."""
+    if seen.weights is None or seen.experts.shape[2] == 1:
+        return
+    if seen.output_norms is not None:
+        later = np.flatnonzero(seen.sequences[1:] == seen.sequences[:-1]) + 1  # a first token's may be huge
+        magnitudes = seen.weights[later], seen.output_norms[later]
+        gate, output = (of.ravel() for of in figures.relative_importance(*magnitudes))
+        some = np.random.default_rng(0).permutation(np.flatnonzero(~np.isnan(output)))[:_MAX_POINTS]
+        of_layers, r = figures.importance(*magnitudes)
+        low, high = np.nanmin(of_layers), np.nanmax(of_layers)
+        title = f"gate weight and output, by layers' means: r {r:.3f}, by layer {low:.2f} to {high:.2f}"
+        axes = {"x_label": "|G|", "y_label": "|G E(x)|"}
+        yield figure("points", "HOBBIT Fig. 5a", title, x=gate[some], y=output[some], **axes)
+    scores = unimportance(seen.weights)
+    mix = shares(decide(scores[:, seen.is_used], T1, T2))
+    places = np.linspace(0, 1, 51)
+    ranked = np.sort(scores[:, seen.is_used], axis=None)
+    up_to = {"selections with a score up to x": np.searchsorted(ranked, places, "right") / ranked.size}
+    title = f"scores of Eq. 2; at {T1} and {T2} {mix[0]:.0%} high, {mix[1]:.0%} low, {mix[2]:.0%} skipped"
+    yield figure("lines", "HOBBIT Fig. 5b", title, x=places, series=up_to, x_label="score", percent=True)
+    uses, in_high, differs = figures.high_use(seen.experts, decide(scores, T1, T2), run.file.n_experts)
+    i = int(differs.argmax())
+    title = f"uses in layer {blocks[i]}, where LFU and LHU differ most"
+    series = {"all uses": uses[i], "in high precision": in_high[i]}
+    experts = list(range(run.file.n_experts))
+    yield figure("bars", "HOBBIT Fig. 11a", title, x=experts, series=series, x_label="expert")
+
+
+def _uses(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
+    n_experts = run.file.n_experts
+    again = figures.reuse(seen.experts, seen.sequences, n_experts)
+    chances = {"at least one": again.chance_any, "the best one": again.chance_top1}
+    series: dict[str, Any] = {"at least one": again.any_, "the best one": again.top1}
+    series |= {f"by chance, {name}": [chance] * len(blocks) for name, chance in chances.items()}
+    yield by_layer("HOBBIT Fig. 10a", "experts that the next token uses again", blocks, series, percent=True)
+    frequency, distance, by_chance = figures.preference(seen.experts, seen.sequences, n_experts)
+    i = int(distance.argmax())
+    title = f"uses by sequence in layer {blocks[i]}: {distance[i]:.0%} of the selections differ from "
+    title += f"all sequences' mean, by chance {by_chance[i]:.0%}"
+    axes = {"x_label": "expert", "y_label": "sequence"}
+    yield figure("map", "HOBBIT Fig. 10b, DAOP Fig. 4", title, values=frequency[:, i], **axes)
+    of_paths = np.cumsum(figures.path_shares(seen.experts))
+    share = (np.searchsorted(of_paths, 0.99) + 1) / len(of_paths)
+    some = np.unique(np.linspace(0, len(of_paths) - 1, 60).astype(int))
+    title = f"{len(of_paths)} paths of best experts; {share:.0%} of them carry 99 % of the tokens"
+    given = {"x_label": "share of the paths, the most frequent first", "percent": True, "x_percent": True}
+    places = (some + 1) / len(of_paths)
+    yield figure("lines", "EdgeMoE Fig. 4", title, x=places, series={"tokens": of_paths[some]}, **given)
+    uses = figures.uses_of(seen.experts, n_experts)
+    hits = [(share, *placement_hits(uses, share)) for share in (56 / 256, 125 / 256)]
+    title = "uses by the most used; hits of the most used, random and least used: " + "; ".join(
+        f"{n:.0%} placed: {best:.1%}, {n:.1%}, {worst:.1%}" for n, best, worst in hits
+    )
+    axes = {"x_label": "expert", "y_label": "layer"}
+    yield figure("map", "Twiddler Fig. 8", title, values=uses / uses.max(), **axes)
+
+
+def _policies(run: Run, seen: Observations, _blocks: list[int]) -> Iterator[Figure]:
+    """Loads of each policy, replayed as decoding."""
+    n_layers, n_used = seen.layers[-1] + 1, seen.experts.shape[2]
+    kept = routes(seen, slice(0, max(1, _MAX_ROUTES // (n_layers * n_used))))
+    n_all = n_layers * run.file.n_experts
+    base = Simulation(n_layers, run.file.n_experts, n_used, slots_high=0, floors=True)
+
+    def replayed(capacity: float, policy: str, **given: Any) -> Any:
+        high, low = pool_slots(n_all, capacity, 0.3 if "t1" in given else 0.0, 0.25, n_used)
+        low = low if "t1" in given else 0
+        return simulate(kept, replace(base, policy=policy, slots_high=high, slots_low=low, **given))
+
+    def row(policy: str, given: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"policy": policy}
+        for capacity in CAPACITIES:
+            result, random = (replayed(capacity, each, **given) for each in (policy, "random"))
+            relative = result.penalty / random.penalty if random.penalty else None
+            found[f"penalty at {capacity:.0%} by random's"] = relative
+            found[f"hits at {capacity:.0%}"] = result.hit_rate
+        return found
+
+    names = policy_names(has_prior=False)
+    rows = [row(name, {}) for name in (*names, BELADY)]
+    title = "eviction policies, all high; alike where each layer has room for one token's experts alone"
+    yield table("HOBBIT Fig. 18a, EdgeMoE Fig. 14", title, rows)
+    rows = [row(name, {"t1": T1, "t2": T2}) for name in names]
+    yield table("HOBBIT Fig. 11b", f"eviction policies at {T1} and {T2}", rows)
+    rows = []
+    for capacity in CAPACITIES:
+        own = replayed(capacity, "hobbit", weights=(0.0, 1.0, 0.0, 0.0)).hit_rate
+        model = replayed(capacity, "lfu").hit_rate
+        ratio = own / model if model else None
+        rows.append({"in memory": f"{capacity:.0%}", "by sequence": own, "by model": model, "ratio": ratio})
+    yield table("HOBBIT Fig. 18b", "hits of LFU with records of the sequence or model", rows)
+
+
+def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) -> Iterator[Figure]:
+    """Similarity of routers' inputs, and what they predict."""
+    if seen.inputs is None or len(seen.layers) < 2:
+        return
+
+    def by_distance(rows: np.ndarray) -> dict[str, Any]:
+        return {f"{i} ahead": row for i, row in enumerate(rows, 1) if not np.isnan(row).all()}
+
+    series = by_distance(figures.similarity(seen.inputs))
+    yield by_layer(
+        "HOBBIT Fig. 7a", "cosine of the router inputs of a layer and of later ones", blocks, series
+    )
+    chosen = seen.experts[seen.input_tokens]
+    if routers is None or figures.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
+        return
+    found = figures.prediction(seen.inputs, chosen, routers)
+    for papers, rows, chance, what in (
+        ("HOBBIT Fig. 7b", found.top1, found.chance_top1, "the best expert"),
+        ("DAOP Fig. 5", found.top_k, found.chance_top_k, "the chosen experts"),
+    ):
+        title = f"share of {what} that a router names on an earlier layer's input"
+        series = {**by_distance(rows), "by chance": [chance] * len(blocks)}
+        yield by_layer(papers, title, blocks, series, percent=True, x_label="layer whose input is used")
+    recall = [{"predictor": "router", "recall": np.nanmean(found.top_k[0])}]
+    shape = seen.layers[-1] + 1, max(len(each.weight) for each in routers), seen.experts.shape[2]
+    for name in (each for each in OPTIONS["predictor"][0].choices if each != "router"):
+        judged = Simulation(*shape, slots_high=0, predictor=name)
+        recall.append({"predictor": name, "recall": simulate(routes(seen, slice(None)), judged).recall})
+    yield table("EdgeMoE Fig. 8", "experts of the next layer that are named, learning on", recall)
+    yield from _stored_paths(seen, shape)
+    yield _stacked(seen.inputs, routers)
+
+
+def _stored_paths(seen: Observations, shape: tuple[int, int, int]) -> Iterator[Figure]:
+    """Recall on the second half of the text with the paths of the first one."""
+    half = len(seen.sequences) // 2
+    learnt, end = seen.first(half).by_layer(), half + max(_FIRST, _MAX_ROUTES // (shape[0] * shape[2]))
+    parts = {f"first {_FIRST} tokens": routes(seen, slice(half, half + _FIRST))}
+    parts["all"] = routes(seen, slice(half, end))
+    rows = []
+    for size in _TABLES:
+        paths = path_table(learnt, shape[1], size)
+        row: dict[str, Any] = {"at most": format_size(size), "stored": format_size(4 * len(paths))}
+        for name in ("paths", "paths-exact"):
+            judged = Simulation(*shape, slots_high=0, predictor=name, paths=paths)
+            row |= {f"{name}, {what}": simulate(part, judged).recall for what, part in parts.items()}
+        rows.append(row)
+    yield table("EdgeMoE Fig. 8", "the same after load, by the size of the stored table", rows)
+    judged = Simulation(*shape, slots_high=0, predictor="paths-exact", paths=path_table(learnt, shape[1]))
+    rows = []
+    for bar in _BARS:
+        found = simulate(parts["all"], replace(judged, prefetch_bar=bar))
+        rows.append({"bar": bar, "recall": found.recall, "precision": found.precision_on_misses})
+    yield table("EdgeMoE Fig. 8", "experts that paths-exact names above a bar (prefetch_bar)", rows)
+
+
+def _stacked(inputs: np.ndarray, routers: list[Router]) -> Figure:
+    """Times of p routers' products, one after the other and as one, in numpy on this CPU."""
+    token = np.ascontiguousarray(inputs[0, 0])
+    weights = [np.ascontiguousarray(each.weight, np.float32) for each in routers]
+    rows = []
+    for p in range(1, min(figures.MAX_AHEAD, len(weights)) + 1):
+        alone, stacked = weights[:p], np.concatenate(weights[:p])
+        times = [_microseconds(lambda m=m: [each @ token for each in m]) for m in (alone, [stacked])]
+        rows.append({"routers": p, "one by one, us": times[0], "stacked, us": times[1]})
+    return table("HOBBIT Fig. 17a", "routers of p layers, in numpy", rows)
+
+
+def _microseconds(work: Any) -> float:
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e6
+
+
+def skipping(run: Run) -> list[Figure]:
+    """Perplexity with the least important selections low or skipped."""
+    with run.evaluator() as evaluator:
+        chunks = run.chunks(evaluator)
+        reference, seen = profile(evaluator, chunks)
+        scores = unimportance(observed(seen.weights))[:, seen.is_used]
+        n_best = np.count_nonzero(scores == 0, axis=1).min()  # always high
+        found = {"skipped": [evaluate.perplexity(reference, chunks)]}
+        if run.has_low:
+            found["low"] = list(found["skipped"])
+        places = [share for share in _SHARES if share <= 1 - n_best / scores.shape[1]]
+        divergence: dict[str, list[float]] = {name: [0.0] for name in found}
+        for share in places:
+            t = figures.threshold_for_share(scores, share)
+            for name, t2 in (("skipped", t), ("low", 1.0)):
+                if name in found:
+                    quality = evaluator.measure(chunks, t, t2, reference)
+                    found[name].append(quality.perplexity)
+                    divergence[name].append(quality.mean_kl)
+    given: dict[str, Any] = {"x": [0.0, *places], "x_percent": True}
+    given["x_label"] = "share of the selections, least important first"
+    return [
+        figure("lines", "HOBBIT Fig. 3b", "perplexity", series=found, **given),
+        figure("lines", "HOBBIT Fig. 3b", "KL divergence from all high", series=divergence, **given),
+    ]
+
+
+def answers(run: Run) -> list[Figure]:
+    """Uses of experts in prompts and in the answers to them."""
+    cosines = []
+    text = run.text
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.csv"
+        n_ctx = min(run.file.key("context_length", _CTX), _CTX)
+        with Engine(run.model, replace(run.engine(trace=trace), n_ctx=n_ctx)) as engine:
+            for i in range(_N_PROMPTS):
+                start = i * len(text) // _N_PROMPTS
+                prompt = text[start : start + _PROMPT_CHARS]
+                list(engine.generate(prompt, _ANSWER, SamplingConfig(temp=0.8, seed=i)))
+        found = read_trace(trace)
+    for number in np.unique(found.routes["sequence"]):
+        of = found.routes[found.routes["sequence"] == number]
+        uses = []
+        for counted in (0, 1):
+            part = of[of["counted"] == counted]
+            count = np.bincount(
+                part["layer"] * found.n_experts + part["expert"], minlength=found.n_layers * found.n_experts
+            )
+            uses.append(count.reshape(found.n_layers, found.n_experts))
+        cosines.append(figures.alike(*uses))
+    if not cosines:
+        raise HobbitError("the model gave no answer to any part of the text")
+    mean = np.nanmean(cosines, axis=0)
+    title = f"Eq. 1: prompt and answer use experts alike, mean cosine {np.nanmean(mean):.3f} over "
+    title += f"{len(cosines)} answers of up to {_ANSWER} tokens"
+    return [by_layer("DAOP Table II", title, list(range(found.n_layers)), {"cosine": mean})]
+
+
+PARTS = (
+    Part("routing", seconds(in_batches=1.5), routing),
+    Part("answers", seconds(alone=_N_PROMPTS * (_ANSWER + 20)), answers),
+    Part("skipping", seconds(in_batches=1 + 2 * len(_SHARES)), skipping),
+)

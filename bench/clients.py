@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: MIT
+"""Measures servers with several clients at once: stock llama.cpp's and pyhobbit serve, in equal memory.
+
+    python -m bench.clients MODEL.gguf --clients 1 2 4 8 --limits 0.25 0.5 1 --reps 3
+    python -m bench.clients MODEL.gguf --arms memory ours --works short --json
+
+Each server runs in a memory cgroup with an empty page cache, and answers clients that read streams. works:
+  short  every client sends a prompt of 16 tokens and reads 48
+  mixed  lengths that a public service recorded (Azure's conversations of 2023), halved: questions, a
+         document, an agent that sends its long prefix again, one that leaves; with the most clients alone
+  long   a short answer, during which another client sends a prompt of --prompt tokens
+Texts are greedy. Those of each client are compared with those that it gets alone: kernels that add in another
+order for several tokens let near ties of random weights fall otherwise, in stock as in ours.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from itertools import islice, pairwise
+from pathlib import Path
+from socket import socket
+from statistics import median
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+
+from bench.compare import terminable
+from bench.harness import system
+from bench.harness.arms import BY_NAME
+from bench.harness.runner import BenchConfig, description, require_file
+from bench.harness.tokens import random_tokens
+from bench.tables import markdown, number, option_parser
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import read_gguf
+
+# stock's server in memory without a limit, or mapped under each; ours under each
+ARMS = ("memory", "mapped", "ours")
+WORKS = ("short", "mixed", "long")
+# tokens of prompts and answers, and after how many the client leaves
+_SHORT = [[(16, 48, 48)]]
+_RECORDED = [[(91, 16, 16)] * 4, [(1313, 142, 142)], [(879, 55, 55), *[(48, 55, 55)] * 2], [(381, 84, 42)]]
+_START_S, _ANSWER_S = 900, 1800
+_MOST, _ALONE = 2048, 24  # tokens of the answer beside a long prompt, and before it
+# columns by the record's key, with unit and precision
+_SEEN = {
+    "token/s": ("rate", 1, ".1f"),
+    "first, s": ("first_s", 1, ".2f"),
+    "first 95 %": ("first_95_s", 1, ".2f"),
+    "last": ("first_last_s", 1, ".2f"),
+    "between, ms": ("gap_s", 1e3, ".0f"),
+    "between 95 %": ("gap_95_s", 1e3, ".0f"),
+    "MB/token": ("mb_per_token", 1, ".1f"),
+    "hits": ("hits", 1, ".0%"),
+    "same texts": ("same", 1, ".0f"),
+}
+_BESIDE = {
+    "alone, ms": ("alone_s", 1e3, ".0f"),
+    "beside, ms": ("gap_s", 1e3, ".0f"),
+    "95 %": ("gap_95_s", 1e3, ".0f"),
+    "most": ("gap_most_s", 1e3, ".0f"),
+    "long prompt, s": ("first_s", 1, ".1f"),
+}
+Record = dict[str, Any]
+
+
+@dataclass
+class Heard:
+    """One answer. asked, times: seconds of the clock at the request and at each token."""
+
+    asked: float
+    times: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def gaps(self, since: float = 0.0) -> list[float]:
+        """Seconds between tokens, of those after `since`."""
+        return [after - before for before, after in pairwise(self.times) if after > since]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that answers. cgroup: counts its memory."""
+
+    port: int
+    process: "subprocess.Popen[bytes]"
+    cgroup: system.Cgroup
+
+    def ask(self, prompt: Sequence[int], n: int, leaves: Callable[[int], bool], keep: bool = False) -> Heard:
+        """Reads up to n tokens as they come. leaves: called with their number; true hangs up.
+
+        keep: the server may reuse what it computed for a prompt with the same beginning. Raises HobbitError.
+        """
+        body = {"prompt": prompt, "n_predict": n, "stream": True, "temperature": 0, "ignore_eos": True}
+        text = json.dumps({**body, "cache_prompt": keep, "return_tokens": True})
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_S)
+        heard = Heard(time.perf_counter())
+        try:
+            connection.request("POST", "/completion", text, {"Content-Type": "application/json"})
+            for line in connection.getresponse():
+                if b'"error"' in line:
+                    raise HobbitError(f"the server answers: {line[:300]!r}")
+                tokens = json.loads(line[6:]).get("tokens", ()) if line.startswith(b"data: {") else ()
+                heard.tokens += tokens
+                heard.times += [time.perf_counter()] * len(tokens)
+                if leaves(len(heard.tokens)):
+                    break
+        except OSError as e:
+            raise HobbitError(f"the server hung up: {e}") from e
+        finally:
+            connection.close()
+        if not heard.tokens:
+            raise HobbitError("the server sent no token")
+        return heard
+
+    def play(self, requests: "Sequence[tuple[list[int], int, int]]") -> list[Heard]:
+        """One client's requests in turn: prompt, tokens of the answer, and after how many it leaves.
+
+        Each of several long ones is an agent's: it sends all so far, and more.
+        """
+        grows = len({len(prompt) for prompt, _, _ in requests}) > 1
+        heard: list[Heard] = []
+        sent: list[int] = []
+        for prompt, n, n_read in requests:
+            sent = [*sent, *prompt] if grows else prompt
+            heard.append(self.ask(sent, n, n_read.__le__, keep=grows))
+            sent = [*sent, *heard[-1].tokens]
+        return heard
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=_ANSWER_S) as answer:
+            return json.load(answer)
+
+    def counters(self, arm: str) -> dict[str, float]:
+        """Bytes read from the disk, and the cache's hits and misses."""
+        lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
+        read = next(float(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+        cache = self.get("/hobbit") if arm == "ours" else {}
+        names = {name: (f"{name}_high", f"{name}_low") for name in ("hits", "misses")}
+        return {"read": read, **{name: sum(cache.get(k, 0) for k in keys) for name, keys in names.items()}}
+
+    def wait_idle(self) -> None:
+        """A client that has left may still be computed."""
+        while any(slot["is_processing"] for slot in self.get("/slots")):
+            time.sleep(0.1)
+
+
+def _spread(name: str, values: Sequence[float]) -> Record:
+    return {f"{name}_s": median(values), f"{name}_95_s": float(np.percentile(values, 95))}
+
+
+def together(server: Server, clients: Sequence[Any]) -> list[list[Heard]]:
+    """The answers of clients at the same time, of each one in turn."""
+    with ThreadPoolExecutor(len(clients)) as pool:
+        answers = list(pool.map(server.play, clients))
+    server.wait_idle()
+    return answers
+
+
+def tokens_of(answers: Sequence[Sequence[Heard]]) -> list[list[list[int]]]:
+    return [[each.tokens for each in answer] for answer in answers]
+
+
+def figures(server: Server, arm: str, clients: Sequence[Any], alone: Sequence[Any]) -> Record:
+    """The figures of clients at the same time. alone: the tokens that each one gets alone."""
+    before, start = server.counters(arm), time.perf_counter()
+    answers = together(server, clients)
+    used = {name: value - before[name] for name, value in server.counters(arm).items()}
+    heard = [each for answer in answers for each in answer]
+    n_tokens = sum(len(each.tokens) for each in heard)
+    seconds = max(each.times[-1] for each in heard) - start
+    firsts = [each.times[0] - each.asked for each in heard]
+    return {
+        "rate": n_tokens / seconds,
+        **_spread("first", firsts),
+        "first_last_s": max(firsts),
+        **_spread("gap", [gap for each in heard for gap in each.gaps()]),
+        "mb_per_token": used["read"] / 1e6 / n_tokens,
+        "hits": used["hits"] / max(1, used["hits"] + used["misses"]) if arm == "ours" else None,
+        "peak": server.cgroup.peak(),
+        "same": sum(text == own for text, own in zip(tokens_of(answers), alone, strict=False)),
+    }
+
+
+def beside_long(server: Server, prompt: list[int], other: list[int]) -> Record:
+    """Times between a short answer's tokens, alone and while the server reads another client's prompt."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def leaves(n: int) -> bool:
+        if n >= _ALONE:
+            begun.set()
+        return ended.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.ask, prompt, _MOST, leaves)
+        try:
+            while not begun.wait(0.2) and not answer.done():
+                pass
+            reading = server.ask(other, 1, bool)
+        finally:
+            ended.set()
+        heard = answer.result()
+    server.wait_idle()
+    beside = heard.gaps(reading.asked)
+    alone = median(heard.gaps()[: _ALONE - 1])
+    first = reading.times[0] - reading.asked
+    found = {"alone_s": alone, **_spread("gap", beside), "gap_most_s": max(beside), "first_s": first}
+    return {**found, "peak": server.cgroup.peak()}
+
+
+def measure(
+    args: argparse.Namespace, arm: str, limit: float | None, alone: dict[str, Any]
+) -> Iterator[Record]:
+    """All works with one server. alone: texts that clients get alone, which the first call fills in."""
+    with serving(args, arm, limit) as server:
+        for work in args.works:
+            draw = random_tokens(args.n_vocab)
+            if work == "long":
+                prompt, other = (list(islice(draw, n)) for n in (16, args.prompt))
+                yield {"work": work, "clients": 2, **beside_long(server, prompt, other)}
+                continue
+            kinds, scale = (_SHORT, 1) if work == "short" else (_RECORDED, args.scale)
+            clients = [
+                [
+                    (list(islice(draw, a // scale)), b // scale, c // scale)
+                    for a, b, c in kinds[i % len(kinds)]
+                ]
+                for i in range(max(args.clients))
+            ]
+            if work not in alone:
+                alone[work] = [tokens_of(together(server, [client]))[0] for client in clients]
+                together(server, [[(list(islice(draw, 8)), 1, 1)] for _ in clients])  # no slot keeps these
+            for n in args.clients if work == "short" else [len(clients)]:
+                yield {"work": work, "clients": n, **figures(server, arm, clients[:n], alone[work])}
+
+
+@contextmanager
+def serving(args: argparse.Namespace, arm: str, share: float | None) -> Iterator[Server]:
+    """The arm's server once it answers. Raises HobbitError."""
+    limit = None if share is None else int(args.config.model_bytes * share)
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(args.stock / "llama-server")]
+    options = ["-m", str(args.model), "--kv-unified", "--port", str(port)]
+    options += ["--parallel", str(max(args.clients)), "--ctx-size", str(args.ctx)]
+    if arm == "ours":
+        command = [sys.executable, "-m", "pyhobbit", "serve"]
+        memory = (limit or 0) - max(BenchConfig.min_margin, int((limit or 0) * BenchConfig.margin))
+        options += ["--memory", str(memory), "--t1", "1", "--t2", "1"]
+    elif arm == "mapped":
+        options += ["--no-repack"]  # a second layout would not be mapped
+    system.drop_cached(args.config.parts)
+    with (
+        system.readahead(args.model, args.readahead if arm == "mapped" else None),
+        system.memory_cgroup(limit) as cgroup,
+        TemporaryFile() as log,
+        subprocess.Popen(cgroup.joining([*command, *options]), stdout=log, stderr=log, cwd="/") as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        server = Server(port, process, cgroup)
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                server.get("/health")
+                break
+            except OSError as e:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    last = log.read().decode(errors="replace").strip().splitlines()[-2:]
+                    last = last or [f"it ended with status {process.poll()}"]  # -9: the memory was not enough
+                    raise HobbitError(f"the server does not get ready: {' / '.join(last)}") from e
+                time.sleep(0.3)
+        yield server
+
+
+def run(args: argparse.Namespace, tell: Callable[[Record], object]) -> list[Record]:
+    """All repetitions; a server that fails gives a record with an "error"."""
+    records: list[Record] = []
+
+    def add(record: Record) -> None:
+        records.append(record)
+        tell(record)
+
+    alone: dict[tuple[str, float | None], dict[str, Any]] = {}
+    turns = [(arm, limit) for arm in args.arms for limit in ([None] if arm == "memory" else args.limits)]
+    for repetition in range(args.reps):
+        for arm, limit in turns:
+            head = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition}
+            try:
+                for found in measure(args, arm, limit, alone.setdefault((arm, limit), {})):
+                    add(head | found)
+            except HobbitError as e:
+                add(head | {"work": "", "clients": 0, "error": str(e)})
+    return records
+
+
+def table(records: Sequence[Record], work: str) -> str:
+    """Medians of the repetitions, one row for each arm, limit and number of clients."""
+    columns = {**(_BESIDE if work == "long" else _SEEN), "peak, MB": ("peak", 1e-6, ".0f")}
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for each in records:
+        if each["work"] == work:
+            key = (each["arm"], number(each["limit"], ".0%"), str(each["clients"]))
+            groups.setdefault(key, []).append(each)
+    rows: list[Mapping[str, str]] = []
+    for key, group in groups.items():
+        cells = dict(zip(("arm", "limit", "clients"), key, strict=True))
+        for title, (name, scale, how) in columns.items():
+            values = [each[name] for each in group if each[name] is not None]
+            cells[title] = number(median(values) if values else None, how, scale)
+        rows.append(cells)
+    return "\n".join([f"\n{work}\n", *markdown(rows)])
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with the model's size and vocabulary. Raises HobbitError, SystemExit."""
+    parser = option_parser(__doc__)
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a GGUF")
+    add("--clients", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="clients at once")
+    add("--limits", type=float, nargs="+", default=[0.25, 0.5, 1.0], metavar="F", help="shares of the file")
+    add("--arms", nargs="+", choices=ARMS, default=ARMS, help="stock in memory, stock under limits, ours")
+    add("--works", nargs="+", choices=WORKS, default=WORKS, help="see above (default: all)")
+    add("--reps", type=int, default=3, metavar="N", help="repetitions, with medians (default: %(default)s)")
+    add("--prompt", type=int, default=4000, metavar="N", help="tokens of the long one (default: %(default)s)")
+    add("--ctx", type=int, default=8192, metavar="N", help="context of all clients (default: %(default)s)")
+    add("--readahead", type=int, metavar="KIB", help="readahead of the disk, under the arm mapped")
+    add("--stock", type=Path, default=BenchConfig.stock, metavar="DIR", help="programs of make stock")
+    add("--json", action="store_true", help="print a line of JSON for each result in place of tables")
+    add("--quick", action="store_true", help="one repetition of short requests, to try it out")
+    args = parser.parse_args(arguments)
+    args.scale = 2
+    if args.quick:
+        args.reps, args.prompt, args.scale = 1, min(args.prompt, 400), 8
+    if min(*args.clients, args.reps, args.prompt) <= 0 or not all(0 < share <= 1 for share in args.limits):
+        parser.error("numbers must be positive, and limits shares up to 1")
+    require_file(args.model)
+    if {*args.arms} != {"ours"} and not (args.stock / "llama-server").exists():
+        raise HobbitError(f"{args.stock} has no llama-server: run make stock, or give --arms ours")
+    args.model = args.model.absolute()
+    args.config = BenchConfig(args.model, (BY_NAME["ours"],), tuple(args.limits), reps=args.reps)
+    args.n_vocab = len(read_gguf(args.model).metadata["tokenizer.ggml.tokens"].value())
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 where a server failed."""
+    try:
+        args = parsed(arguments)
+        tell = (lambda record: print(json.dumps(record), flush=True)) if args.json else lambda _: None
+        tell(description(args.config))
+        with terminable():  # ends the server as well
+            records = run(args, tell)
+    except HobbitError as e:
+        print(f"clients: {e}", file=sys.stderr)
+        return 1
+    for work in () if args.json else args.works:
+        print(table(records, work))
+    for each in records:
+        n = each["clients"] - each.get("same", each["clients"])
+        what = each.get("error", f"{n} texts of {each['work']} are not those alone" if n else "")
+        if what:
+            print(f"clients: {each['arm']} at {each['limit']}: {what}", file=sys.stderr)
+    return int(any("error" in each for each in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""The tables and figures of five papers on your own model: one HTML page, and its raw lines as JSON.
+
+    python bench/report.py MODEL.gguf --text my.txt --memory 8G --hours 2
+
+Parts run in turn, the cheapest first. A part whose line is there is not run again, so the same command goes
+on where it was stopped, and more --hours run more. bench/README.md has the format of the lines.
+"""
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.analysis import quality, routing, speed
+from bench.analysis.listed import LISTED
+from bench.analysis.page import page
+from bench.analysis.part import Part, Run
+from bench.harness import system
+from bench.tables import option_parser
+from pyhobbit.cli.main import with_options
+from pyhobbit.cli.status import INTERRUPTED
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.model_file import model_parts, opened_info, read_model_file
+from pyhobbit.model.names import check_model_file
+from pyhobbit.native.files import read_text, write_text
+from pyhobbit.quality.evaluate import perplexity
+from pyhobbit.settings.config import format_duration, format_size, parse_size
+
+PARTS = (*routing.PARTS, *speed.PARTS, *quality.PARTS)
+_UNSEEN = "the engine does not see what it needs in this architecture"
+_TRIAL_TOKENS = 16
+
+
+def measured_costs(run: Run) -> dict[str, float]:
+    """Seconds of a token in a batch and alone, and of opening the model; its perplexity."""
+    start = time.perf_counter()
+    with run.evaluator() as evaluator:
+        (chunk, *_), opened = run.chunks(evaluator), time.perf_counter()
+        reference = evaluator.reference([chunk])
+        took, n_vocab = time.perf_counter() - opened, reference.shape[2]
+    alone = speed.decode(run, n_tokens=_TRIAL_TOKENS, t1=1.0)
+    found = {
+        "open_s": opened - start,
+        "batch_token_s": took / len(chunk),
+        "token_s": alone.seconds / _TRIAL_TOKENS,
+    }
+    return {**found, "perplexity": perplexity(reference, [chunk]), "n_vocab": n_vocab}
+
+
+def head_of(run: Run) -> dict[str, Any]:
+    """The subject of all lines: a report goes on only where it is the same."""
+    machine, n_used = system.machine(), run.file.n_used
+    return {
+        "model": run.model.name,
+        "bytes": sum(part.size for part in model_parts(run.model)),
+        "architecture": run.file.architecture,
+        "experts": f"{max(n_used.values())} of {run.file.n_experts} in {len(n_used)} layers",
+        "tiers": ", ".join(f"{tier.name}: {'/'.join(tier.types)}" for tier in run.file.tiers),
+        "calibration": run.file.calibration is not None,
+        "text": sha256(run.text.encode()).hexdigest()[:12],
+        "parts of the text": run.n_chunks,
+        "memory": "25 % of the experts" if run.memory is None else format_size(run.memory),
+        "cpu": machine["cpu"],
+        "cores": machine["cores"],
+        "threads": run.n_threads or "one per core",
+        "kernel": platform.release(),
+        "pyhobbit": version("pyhobbit"),
+    }
+
+
+class Lines:
+    """The file of lines: the head, then the last line of each part counts."""
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        """Raises HobbitError where the file is of another subject."""
+        self._path = path
+        known = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+        if known and known[0] != head:
+            other = next(name for name in head if known[0].get(name) != head[name])
+            raise HobbitError(
+                f"{path} is of another {other}: {known[0].get(other)}; give another folder with --output"
+            )
+        if not known:
+            path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+        self.by_part: dict[str, dict[str, Any]] = {line["part"]: line for line in known[1:]}
+
+    def is_done(self, name: str) -> bool:
+        return name in self.by_part and "not_run" not in self.by_part[name]
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.by_part[line["part"]] = line
+        with self._path.open("a", encoding="utf-8") as file:
+            print(json.dumps(line), file=file)
+
+
+def run_part(run: Run, part: Part, left_s: float) -> dict[str, Any]:
+    """The part's line; not_run: why it made no figures."""
+    expected = part.estimate(run)
+    if expected > left_s:
+        left = format_duration(max(0, left_s))
+        why = f"it takes about {format_duration(expected)}, and {left} were left; give more --hours"
+        return {"part": part.name, "not_run": why}
+    _say(f"{part.name}: about {format_duration(expected)}, {format_duration(left_s)} left")
+    start = time.monotonic()
+    try:
+        return {"part": part.name, "figures": part.run(run), "seconds": round(time.monotonic() - start, 1)}
+    except HobbitError as error:
+        return {"part": part.name, "not_run": with_options(str(error))}
+
+
+def _say(what: str) -> None:
+    print(f"report: {what}", file=sys.stderr, flush=True)
+
+
+def write_page(head: Mapping[str, Any], by_part: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Raises HobbitError."""
+    reasons = {part.name: by_part.get(part.name, {"not_run": "not asked for yet"}) for part in PARTS}
+    why = {
+        name: reasons[part].get("not_run", _UNSEEN) if part else text for name, (part, text) in LISTED.items()
+    }
+    write_text(path, page(head, list(by_part.values()), why))
+
+
+def report(run: Run, hours: float, parts: Sequence[str] | None) -> Path:
+    """Runs what the time allows; returns the page. Raises HobbitError."""
+    end = time.monotonic() + 3600 * hours
+    head, out = head_of(run), run.folder / "report.html"
+    lines = Lines(run.folder / "lines.jsonl", head)
+    if not lines.is_done("start"):
+        costs = measured_costs(run)
+        notes = ["The perplexity is that of a guess: figures of quality say nothing about this model."]
+        is_guess = costs["perplexity"] > 0.1 * costs["n_vocab"]
+        lines.add({"part": "start", "costs": costs, "notes": notes if is_guess else []})
+    run.costs = lines.by_part["start"]["costs"]
+    asked = [part for part in PARTS if parts is None or part.name in parts]
+    for part in sorted(asked, key=lambda each: each.estimate(run)):
+        if not lines.is_done(part.name):
+            line = json.dumps(run_part(run, part, end - time.monotonic()), ensure_ascii=False)
+            lines.add(json.loads(line.replace(str(run.model), run.model.name)))  # to be sent
+            if why := lines.by_part[part.name].get("not_run"):
+                _say(f"{part.name}: not run, {why}")
+            write_page(head, lines.by_part, out)
+    write_page(head, lines.by_part, out)
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Reports; returns the exit status."""
+    parser = option_parser(__doc__)
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
+    add("--text", type=Path, required=True, metavar="FILE", help="text of the kind that you ask about")
+    add("--tasks", type=Path, nargs="+", default=(), metavar="FILE", help="tasks: .jsonl, .txt, .csv, .bin")
+    add("--n-tasks", type=int, default=200, metavar="N", help="most tasks of a file (default: %(default)s)")
+    add("--memory", type=parse_size, metavar="SIZE", help="limit (default: a quarter of the experts)")
+    add("--hours", type=float, default=1.0, metavar="H", help="time for it (default: %(default)s)")
+    add("--chunks", type=int, default=8, metavar="N", help="parts of 512 tokens (default: %(default)s)")
+    add("--threads", type=int, metavar="N", help="computing threads (default: one per processor core)")
+    names = [part.name for part in PARTS]
+    add("--parts", nargs="+", choices=names, metavar="NAME", help=f"these alone: {', '.join(names)}")
+    add("-o", "--output", type=Path, metavar="DIR", help="folder (default: MODEL-report)")
+    args = parser.parse_args(arguments)
+    try:
+        for name, n in (("--chunks", args.chunks), ("--n-tasks", args.n_tasks)):
+            if n < 1:
+                raise HobbitError(f"{name} is {n}; it must be positive")
+        check_model_file(args.model)
+        opened_info(args.model, {"hobbit.enable": True})  # refuses a dense model
+        folder = args.output or args.model.with_name(f"{args.model.stem}-report")
+        folder.mkdir(parents=True, exist_ok=True)
+        file, text = read_model_file(args.model, None), read_text(args.text)
+        run = Run(
+            args.model, text, file, folder, args.memory, args.tasks, args.chunks, args.threads, args.n_tasks
+        )
+        print(report(run, args.hours, args.parts))
+    except HobbitError as e:
+        print(f"report: {with_options(str(e))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        _say("stopped; the same command goes on with what is left")
+        return INTERRUPTED
+    except OSError as e:
+        print(f"report: {e.filename} cannot be used: {e.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
