@@ -67,10 +67,10 @@ endif
 endif
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*) vendor/unpack.py vendor/llama.cpp.lock
-NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp tests/mechanisms -type f -not -name '*.py*') pyhobbit/native/build.py
+NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
+.PHONY: install build test demo package wheel try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -89,7 +89,7 @@ deps:
 # for use
 #
 
-# Neither torch nor what tests need; llama-cpp-python without a native build of its own. Editable, so that Python finds
+# Neither torch nor what tests need. Editable, so that Python finds
 # it in this folder too, whose pyhobbit/ has no libraries. The rule deletes npm's downloads for the web page,
 # 0.7 GB; npm downloads them again when the page changes.
 .venv/.pyhobbit$(GPU:%=-%): $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools)
@@ -97,7 +97,7 @@ deps:
 	.ci/deps install
 	$(PYTHON) -m venv .venv
 	$(PINNED) --requirement requirements/build.txt
-	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PINNED) --requirement requirements/use.txt
+	$(PINNED) --requirement requirements/use.txt
 	python -m pip install --no-build-isolation --no-deps --editable . \
 	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
 	    $(GPU:%=--config-settings=build-dir=build/%) $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
@@ -264,10 +264,96 @@ package: .venv/.tools
 	rm -rf $(PACKAGE)
 	python -m build --no-isolation --outdir $(PACKAGE) --config-setting=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
 	python -m venv $(PACKAGE)/venv
-	$(PACKAGE)/venv/bin/$(PINNED) --requirement requirements/build.txt
-	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PACKAGE)/venv/bin/$(PINNED) --requirement requirements/use.txt
+	$(PACKAGE)/venv/bin/$(PINNED) --requirement requirements/use.txt
 	$(PACKAGE)/venv/bin/$(PIP) --no-index $(PACKAGE)/pyhobbit-*.whl
 	python tests/package/try_wheel.py $(PACKAGE)/venv
+
+# One wheel for every Linux on x86-64 that is not older than Debian 11, in dist/; with ARCH=aarch64 one for that, by Debian's
+# cross compiler. The kernels for the processor are chosen when it starts, and on x86-64 the Vulkan backend is loaded where a
+# driver is. docs/install.md says why it is built so.
+MACHINE       := $(shell uname -m)
+ARCH          ?= $(MACHINE)
+CROSS         := $(filter-out $(MACHINE),$(ARCH))
+WHEEL         := build/wheel$(CROSS:%=-%)
+SYSROOT       := build/sysroot$(CROSS:%=-%)
+WHEEL_TAG     := manylinux_2_31_$(ARCH)
+TOOLCHAIN     := CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/wheel.cmake HOBBIT_SYSROOT=$(CURDIR)/$(SYSROOT) $(CROSS:%=HOBBIT_CROSS=%)
+VARIANTS      := GGML_NATIVE=OFF GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON
+# the tables of the build for this machine: those for another one cannot be loaded here
+TABLES        ?= build/release/bin/libhobbit-tables.so
+WHEEL_OPTIONS := $(TOOLCHAIN) $(VARIANTS) HOBBIT_WEB_PAGE=$(WEB_PAGE) \
+    $(if $(CROSS),HOBBIT_NATIVE_TABLES=$(abspath $(TABLES)),GGML_VULKAN=ON)
+WHEEL_TOOLS   := $(if $(CROSS),build/.tools-$(CROSS),build/vulkan/.tools)
+ifneq ($(CROSS),)
+$(WHEEL)/.built wheel-ctest: $(if $(filter file,$(origin TABLES)),$(DEVELOPED))
+endif
+wheel: $(WHEEL)/.built
+
+$(WHEEL)/.built: .venv/.tools $(WHEEL_TOOLS) $(SYSROOT)/.made $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml \
+    $(shell find pyhobbit convert -name '*.py')
+	@echo '== the wheel'
+	rm -rf dist/*_$(ARCH).whl $(WHEEL)/plain
+	$(CROSS:%=_PYTHON_HOST_PLATFORM=linux-%) python -m build --wheel --no-isolation --outdir $(WHEEL)/plain --config-setting=build-dir=$(WHEEL) \
+	    $(WHEEL_OPTIONS:%=--config-setting=cmake.define.%)
+	auditwheel repair --plat $(if $(CROSS),auto,$(WHEEL_TAG)) --only-plat --exclude libvulkan.so.1 --wheel-dir dist $(WHEEL)/plain/*.whl
+	test -e dist/*-$(WHEEL_TAG).whl # auditwheel knows tags of this processor alone, so for another it finds the tag itself
+	touch $@
+
+$(SYSROOT)/.made: deploy/sysroot $(WHEEL_TOOLS)
+	deploy/sysroot $(@D) $(CROSS)
+	touch $@
+
+build/.tools-aarch64: .ci/deps
+	.ci/deps install aarch64
+	mkdir -p $(@D)
+	touch $@
+
+# Installs it in an environment without anything else, and tries it.
+try-wheel: $(WHEEL)/.built
+	rm -rf $(WHEEL)/venv
+	python -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/$(PINNED) --requirement requirements/use.txt
+	$(WHEEL)/venv/bin/$(PIP) --no-index dist/pyhobbit-*_$(ARCH).whl
+	python tests/package/try_wheel.py $(WHEEL)/venv
+
+# Tries it in fresh installations of Debian, and in odd places: docs/install.md has the table. Needs root, for chroot.
+wheel-test: $(WHEEL)/.built
+	python tests/package/chroots.py dist/pyhobbit-*_$(ARCH).whl $(SUITES)
+
+# The C++ tests for another processor, by qemu-user, with pages of PAGES bytes.
+PAGES ?= 4096 16384 65536
+wheel-ctest: export QEMU_CPU ?= max,sve-max-vq=2
+wheel-ctest: .venv/.tools $(SYSROOT)/.made
+	$(if $(CROSS),,$(error these tests are for another processor: give ARCH=aarch64))
+	cmake -S . -B build/ctest-$(CROSS) $(TOOLCHAIN:%=-D%) -DGGML_NATIVE=OFF -DGGML_CPU_ARM_ARCH=armv8.6-a+dotprod+fp16+sve+i8mm+sve2 \
+	    -DHOBBIT_NATIVE_TABLES=$(abspath $(TABLES)) -DHOBBIT_WEB_PAGE=OFF -DHOBBIT_BUILD_TESTS=ON
+	cmake --build build/ctest-$(CROSS) --target ggml_ext/hobbit-tests/all
+	for size in $(PAGES); do QEMU_PAGESIZE=$$size ctest --test-dir build/ctest-$(CROSS) $(CTEST_OPTIONS) --timeout 1200 || exit 1; done
+
+# Makes the image of deploy/Dockerfile without docker, and starts its server.
+image-test: $(WHEEL)/.built
+	python tests/package/image.py dist/pyhobbit-*_$(ARCH).whl
+
+# Compares the wheel with a stock llama.cpp of the same options, with each kind of kernels in KINDS; for another processor
+# in a Debian for it, as wheel-test.
+KINDS ?= $(if $(CROSS),armv8.0_1 armv8.2_2 armv8.6_1,zen4 haswell x64)
+wheel-bits: $(WHEEL)/.built $(WHEEL)/stock/.built build/stock/.built
+ifeq ($(CROSS),)
+	python tests/package/variants.py dist/pyhobbit-*_$(ARCH).whl $(WHEEL)/stock/bin $(KINDS)
+else
+	python tests/package/chroots.py dist/pyhobbit-*_$(ARCH).whl bookworm --bits $(KINDS) $(SELECT:%=--select %)
+endif
+
+wheel-stock: $(WHEEL)/stock/.built
+$(WHEEL)/stock/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake cmake/stock/CMakeLists.txt $(SYSROOT)/.made
+	python vendor/unpack.py --lock $(LOCK) --stock $(@D)/vendor/llama.cpp
+	mkdir -p $(@D)/build
+	ln -sfn $(abspath $(SYSROOT)) $(@D)/$(SYSROOT) # at the distance that it has from the wheel's tree, for ccache
+	cmake -S cmake/stock -B $(@D)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK)) $(TOOLCHAIN:%=-D%) $(VARIANTS:%=-D%) \
+	    -DHOBBIT_SYSROOT=$(abspath $(@D)/$(SYSROOT))
+	cmake --build $(@D)/build/release --target llama
+	ln -sfn build/release/bin $(@D)/bin
+	touch $@
 
 # llama.cpp's own tests of its server, on upstream's and on ours; minutes, so not part of `test`
 server-suite: build stock
@@ -309,9 +395,7 @@ reference: $(DEVELOPED)
 demo: build/demo/tiny.gguf
 	@echo '== pyhobbit chat, expert pools of $(DEMO_POOLS)'
 	pyhobbit chat $< -p 'def read_file(path):' -n 64 --temp 0 --pools $(DEMO_POOLS) \
-	    --t1 0.6 --t2 0.95 --stats-json build/demo/stats.json
-	@echo '== summary'
-	@python -m json.tool build/demo/stats.json
+	    --quality small-loss
 
 DEMO_POOLS := 6M
 

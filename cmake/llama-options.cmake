@@ -41,6 +41,15 @@ function(hobbit_use_ccache root)
     endif()
 endfunction()
 
+# Sets `out` to the libraries of the CPU: one, or with GGML_CPU_ALL_VARIANTS one for each generation of processors.
+function(hobbit_cpu_libraries out)
+    get_target_property(folder ggml-base SOURCE_DIR)
+    get_directory_property(libraries DIRECTORY ${folder} BUILDSYSTEM_TARGETS)
+    list(FILTER libraries INCLUDE REGEX "^ggml-cpu")
+    list(FILTER libraries EXCLUDE REGEX "-feats$")
+    set(${out} ${libraries} PARENT_SCOPE)
+endfunction()
+
 # Without AMX: compilers take the stores of ggml's tile configuration for dead, and the first product of weights in AMX's
 # layout ends the process (github.com/ggml-org/llama.cpp/pull/26954). To be called when ggml-cpu is there, so that these
 # flags come after -march=native.
@@ -48,7 +57,27 @@ function(hobbit_leave_out_amx)
     include(CheckCXXCompilerFlag)
     check_cxx_compiler_flag(-mno-amx-tile HOBBIT_KNOWS_AMX)
     if (HOBBIT_KNOWS_AMX)
-        target_compile_options(ggml-cpu PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+        hobbit_cpu_libraries(libraries)
+        foreach(library IN LISTS libraries)
+            target_compile_options(${library} PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+        endforeach()
+    endif()
+endfunction()
+
+# The processors' generation with SME is compiled as the one before, where the compiler does not know SME (GCC before 14): ggml's
+# own kernels do not use it. To be called when ggml-cpu is there.
+function(hobbit_leave_out_sme)
+    include(CheckCXXCompilerFlag)
+    check_cxx_compiler_flag(-march=armv9.2-a+sme HOBBIT_KNOWS_SME)
+    if (NOT HOBBIT_KNOWS_SME)
+        hobbit_cpu_libraries(libraries)
+        foreach(library IN LISTS libraries)
+            get_target_property(options ${library} COMPILE_OPTIONS)
+            if (options MATCHES "[+]sme")
+                string(REGEX REPLACE "-march=armv9.2-a([a-z0-9+]*)[+]sme" "-march=armv8.6-a\\1" options "${options}")
+                set_target_properties(${library} PROPERTIES COMPILE_OPTIONS "${options}")
+            endif()
+        endforeach()
     endif()
 endfunction()
 
@@ -81,9 +110,12 @@ set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 function(hobbit_add_thread_team)
     if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # it sleeps by futex
         set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/ggml-cpu)
-        target_sources(ggml-cpu PRIVATE ${folder}/thread-team.cpp)
-        target_include_directories(ggml-cpu PRIVATE ${folder})
-        target_compile_definitions(ggml-cpu PRIVATE GGML_USE_THREAD_TEAM)
+        hobbit_cpu_libraries(libraries)
+        foreach(library IN LISTS libraries)
+            target_sources(${library} PRIVATE ${folder}/thread-team.cpp)
+            target_include_directories(${library} PRIVATE ${folder})
+            target_compile_definitions(${library} PRIVATE GGML_USE_THREAD_TEAM)
+        endforeach()
     endif()
 endfunction()
 
@@ -104,7 +136,8 @@ function(hobbit_add_our_files)
     set_source_files_properties(${ours}/mtmd/hobbit-projector.cpp TARGET_DIRECTORY mtmd
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
-    target_sources(server-context PRIVATE ${ours}/server/server-hobbit.cpp)
+    target_sources(server-context PRIVATE ${ours}/server/server-hobbit.cpp ${ours}/server/server-ollama.cpp
+        ${ours}/server/server-passes.cpp ${ours}/server/server-requests.cpp)
     target_include_directories(server-context PUBLIC ${ours}/server)
     target_link_libraries(server-context PUBLIC ggml-hobbit)
 
