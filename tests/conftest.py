@@ -3,13 +3,16 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import logits
+import modelled
 import models
 import pytest
 import rpc_server
@@ -29,7 +32,7 @@ TINY_MODEL = TESTS / "tiny_moe" / "model"
 PERMITTED_SKIPS = TESTS / "permitted_skips.txt"
 
 # `make quick` leaves out these folders, tests with these fixtures, and what is marked model or slow.
-WHOLE_PROGRAM = {"bench", "deploy", "device", "faults", "hobbit", "issues", "server"}
+WHOLE_PROGRAM = {"bench", "deploy", "device", "faults", "hobbit", "issues", "modelled_device", "server"}
 RUN_A_MODEL = {"on_cpu", "rpc", "run_pyhobbit", "tiny_gguf"}
 
 # Leaves out the tests of mechanisms that are not built. A conftest.py in their folder would hide this one.
@@ -55,12 +58,10 @@ def run_pyhobbit(tmp_path_factory: pytest.TempPathFactory) -> RunPyhobbit:
 
 
 @pytest.fixture(scope="session")
-def tiny_gguf(tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbit) -> Path:
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained tiny model with two tiers, high f16 and low q4_0."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    done = run_pyhobbit("convert", "--low", "q4_0", "--high", "f16", TINY_MODEL, "-o", path, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return path
+    return Path(shutil.copyfile(models.tiny_tiers("f16", "q4_0"), path))
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +75,22 @@ def rpc() -> Iterator[str]:
 def on_cpu(tiny_gguf: Path) -> logits.Result:
     """Results of the tiny model without a device."""
     return logits.run(models.lib_dir(), tiny_gguf, SHORT_PLANS, {"hobbit.pools": 64 << 20})
+
+
+@pytest.fixture(scope="session")
+def quantized_on_cpu() -> logits.Result:
+    """Results of modelled.quantized() without a device."""
+    return logits.run(models.lib_dir(), modelled.quantized(), SHORT_PLANS, {"hobbit.pools": 64 << 20})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ[models.FOLDER] = tempfile.mkdtemp(prefix="pyhobbit-models-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(models.FOLDER))
 
 
 @pytest.hookimpl(tryfirst=True)

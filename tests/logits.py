@@ -18,6 +18,7 @@ import argparse
 import ctypes
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -34,9 +35,11 @@ from pyhobbit.engine.beams import Fork, assign, search
 from pyhobbit.settings.overrides import kv_overrides
 
 ROOT = Path(__file__).resolve().parent.parent
+# this Python, or a command that runs that of another machine
+PYTHON = shlex.split(os.environ.get("LOGITS_PYTHON", shlex.quote(sys.executable)))
 N_THREADS = 2
 N_CTX = 1024
-TIMEOUT_S = 300
+TIMEOUT_S = int(os.environ.get("LOGITS_TIMEOUT_S", "300"))
 GPU_TIMEOUT_S = 1800  # a software device compiles every kernel when it is first used
 GPU_ENVIRONMENT = {
     "GGML_VK_VISIBLE_DEVICES": "0",  # software devices are devices, too
@@ -64,6 +67,7 @@ class Result:
     """logits: float32 [tokens, vocabulary] by plan. texts: the beams' tokens by plan, the likeliest first.
     routing: int32 [layers, tokens, used] by plan, if asked.
     info, stats, devices: hobbit.h's structs by field; empty where llama.cpp loaded it as it always does.
+    report: what modelled devices found.
     log: what the libraries wrote."""
 
     logits: dict[str, np.ndarray]
@@ -72,6 +76,7 @@ class Result:
     info: dict[str, float] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
+    report: dict[str, Any] = field(default_factory=dict)
     log: str = ""
 
 
@@ -99,30 +104,33 @@ def run(
     gpu_layers: int = 0,
     rpc: str | None = None,
     gpu: bool = False,
+    modelled: str | None = None,
+    environment: dict[str, str] | None = None,
 ) -> Result:
     """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
     `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
     `gpu_layers` are on devices where there are any; those of the RPC servers at `rpc` are.
-    With `gpu` see GPU_ENVIRONMENT.
+    With `gpu` see GPU_ENVIRONMENT, for `modelled` devices modelled.py.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
-        command = [sys.executable, __file__, "--lib-dir", lib_dir, "--model", model, "--out", out]
+        command = [*PYTHON, __file__, "--lib-dir", lib_dir, "--model", model, "--out", out]
         command += ["--plans", json.dumps({name: asdict(plan) for name, plan in plans.items()})]
         command += ["--overrides", json.dumps(overrides or {})]
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
         command += ["--gpu-layers", str(gpu_layers)] + (["--rpc", rpc] if rpc else [])
+        command += ["--modelled", modelled] if modelled else []
         timeout = GPU_TIMEOUT_S if gpu else TIMEOUT_S
-        environment = os.environ | (GPU_ENVIRONMENT if gpu else {})
+        variables = os.environ | (GPU_ENVIRONMENT if gpu else {}) | (environment or {})
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+            command, capture_output=True, text=True, timeout=timeout, check=False, env=variables
         )
         if done.returncode:
             raise RunError(f"{model.name}, {lib_dir}, exit {done.returncode}: {done.stderr[-4000:]}")
         with np.load(out) as arrays:
             kinds: dict[str, dict[str, Any]] = {
-                name: {} for name in ("logits", "texts", "routing", "info", "stats")
+                name: {} for name in ("logits", "texts", "routing", "info", "stats", "report")
             }
             devices: dict[str, dict[str, Any]] = {}
             for key in arrays.files:
@@ -130,6 +138,7 @@ def run(
                 fields = kinds[kind] if kind in kinds else devices.setdefault(kind, {})
                 fields[name] = arrays[key] if arrays[key].ndim else arrays[key].item()
             kinds["texts"] = {name: json.loads(text) for name, text in kinds["texts"].items()}
+            kinds["report"] = json.loads(kinds["report"].get("json", "{}"))
         return Result(**kinds, devices=list(devices.values()), log=done.stderr)
 
 
@@ -180,6 +189,7 @@ class Session:
         repack: bool,
         gpu_layers: int,
         rpc: str | None,
+        modelled: str | None,
     ) -> None:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(lib_dir)
         import llama_cpp.llama_cpp as llama
@@ -189,8 +199,13 @@ class Session:
         self.kv_f32 = kv_f32
         self.recorder = RoutingRecorder(llama, lib_dir) if routing else None
         llama.llama_backend_init()
+        if not (
+            lib_dir / "libggml-cpu.so"
+        ).exists():  # one for each kind of processor, which stock does not find
+            ctypes.CDLL(str(lib_dir / "libggml.so")).ggml_backend_load_all_from_path(os.fsencode(lib_dir))
         if rpc:
             _add_devices(lib_dir, rpc)
+        self.modelled = _add_modelled(lib_dir, modelled) if modelled else None
         params = llama.llama_model_default_params()
         params.use_extra_bufts = repack
         params.n_gpu_layers = gpu_layers
@@ -286,6 +301,20 @@ def _add_devices(lib_dir: Path, endpoints: str) -> None:
         ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode())))
 
 
+def _add_modelled(lib_dir: Path, text: str) -> ctypes.CDLL:
+    """The library of the devices: "PATH name=value ...", see modelled_configure. Raises RunError."""
+    path, _, settings = text.partition(" ")
+    device = ctypes.CDLL(path)
+    device.modelled_configure.restype = device.modelled_report.restype = ctypes.c_char_p
+    if error := device.modelled_configure(settings.encode()):
+        raise RunError(error.decode())
+    ggml = ctypes.CDLL(str(lib_dir / "libggml.so"))
+    ggml.ggml_backend_load.restype = ctypes.c_void_p
+    if not ggml.ggml_backend_load(os.fsencode(path)):
+        raise RunError(f"{path} is no backend of this ggml")
+    return device
+
+
 def hobbit_structs(lib_dir: Path, session: Any) -> Iterator[tuple[str, Any]]:
     """info/FIELD, stats/FIELD and devices/NUMBER/FIELD of a model with an expert cache."""
     from cffi import FFI
@@ -328,6 +357,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repack", action="store_true", help="weights in ggml's repacked layouts")
     parser.add_argument("--gpu-layers", type=int, default=0, help="on the devices that are not the CPU")
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help="servers of further devices")
+    parser.add_argument("--modelled", metavar="'PATH NAME=VALUE ...'", help="modelled devices")
     parser.add_argument("--out", type=Path, required=True)
     return parser
 
@@ -338,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
     arrays: dict[str, Any] = {}
     try:
         flags = {"kv_f32": args.kv_f32, "routing": args.routing, "repack": args.repack}
-        devices = {"gpu_layers": args.gpu_layers, "rpc": args.rpc}
+        devices = {"gpu_layers": args.gpu_layers, "rpc": args.rpc, "modelled": args.modelled}
         session = Session(args.lib_dir, args.model, args.overrides, **flags, **devices)
         for name, plan in args.plans.items():
             arrays[f"logits/{name}"] = session.decode(Plan(**plan))
@@ -348,6 +378,8 @@ def main(argv: list[str] | None = None) -> int:
         if patched:
             arrays.update(hobbit_structs(args.lib_dir, session))
         session.close()
+        if session.modelled:
+            arrays["report/json"] = np.array(session.modelled.modelled_report().decode())
     except RunError as error:
         print(f"logits: {error}", file=sys.stderr)
         return 1

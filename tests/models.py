@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Model files and libraries for tests. Each file is made once per run, in a folder removed at its end."""
+"""Model files and libraries for tests. Each file is made once per run, by whoever needs it first."""
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
+import inspect
 import os
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import random_moe
@@ -21,10 +24,12 @@ from pyhobbit.native import paths
 
 ROOT = Path(__file__).resolve().parent.parent
 STOCK_DIR = Path(os.environ.get("STOCK_DIR", ROOT / "build/stock/bin"))
+STOCK_TOOLS = Path(os.environ.get("STOCK_TOOLS", STOCK_DIR))  # its programs for this machine
 LIB_DIR = Path(os.environ.get("LIB_DIR", paths.LIB_DIR))  # another llama.cpp's: docs/upgrading.md
 TINY = ROOT / "tests/tiny_moe"
 MIXED = "f16,q8_0,q4_0,q5_0,q4_k"  # five types over three parts: mixed within and between layers
 TIMEOUT_S = 300
+FOLDER = "PYHOBBIT_TEST_MODELS"  # variable with the folder of a test run: conftest.py makes and removes it
 
 
 def stock_dir() -> Path:
@@ -50,10 +55,30 @@ def _checked(folder: Path, file: str, command: str) -> Path:
 
 @functools.cache
 def folder() -> Path:
-    """The folder of all these files."""
+    """The folder of all these files; a program without a test run removes it at its end."""
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
     made = Path(tempfile.mkdtemp(prefix="pyhobbit-models-"))
     atexit.register(shutil.rmtree, made)
     return made
+
+
+def _once(make: Callable[..., Path]) -> Callable[..., Path]:
+    """One call for all processes that share the folder; the others wait for it."""
+
+    @functools.cache
+    def made(*arguments: Any) -> Path:
+        given = inspect.signature(make).bind(*arguments)
+        given.apply_defaults()
+        names = [make.__name__, *(getattr(each, "__name__", each) for each in given.args)]
+        done = folder() / f"{' '.join(names)}.done"
+        with done.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                done.write_text(str(make(*arguments)))
+        return Path(done.read_text())
+
+    return functools.wraps(make)(made)
 
 
 def _call(*command: str | Path, **environment: str) -> None:
@@ -71,7 +96,7 @@ def _call(*command: str | Path, **environment: str) -> None:
         )
 
 
-@functools.cache
+@_once
 def tiny(float_type: str = "f16") -> Path:
     """The tiny trained model as llama.cpp's own converter writes it, in f32 or f16."""
     path = folder() / f"tiny-{float_type}.gguf"
@@ -83,7 +108,7 @@ def tiny(float_type: str = "f16") -> Path:
     return path
 
 
-@functools.cache
+@_once
 def tiny_experts(kind: str) -> Path:
     """The tiny model with its experts in `kind` and everything else as in tiny("f16"): a plain stock GGUF."""
     if kind == "f16":
@@ -91,7 +116,7 @@ def tiny_experts(kind: str) -> Path:
     path = folder() / f"tiny-{kind}.gguf"
     keep = ("--tensor-type", "attn=f16", "--token-embedding-type", "f16", "--output-tensor-type", "f16")
     # q8_0 stands for "quantise at all"; every matrix is named
-    _call(stock_dir() / "llama-quantize", "--tensor-type", f"exps={kind}", *keep, tiny(), path, "q8_0", "2")
+    _call(STOCK_TOOLS / "llama-quantize", "--tensor-type", f"exps={kind}", *keep, tiny(), path, "q8_0", "2")
     return path
 
 
@@ -99,15 +124,16 @@ def convert(*arguments: str | Path) -> None:
     _call(sys.executable, "-m", "pyhobbit", "convert", "--force", *arguments)  # whatever the sizes are
 
 
-@functools.cache
+@_once
 def tiny_tiers(high: str, low: str) -> Path:
-    """The tiny model with two tiers, from our converter."""
+    """The tiny model with two tiers, from our converter: the bytes that it makes of the checkpoint."""
     path = folder() / f"tiny-{high}-{low}.gguf"
-    convert("--low", low, "--high", high, TINY / "model", "-o", path)
+    source = TINY / "model" if high == "f32" else tiny()  # its other weights are in f16
+    convert("--low", low, "--high", high, source, "-o", path)
     return path
 
 
-@functools.cache
+@_once
 def tiny_sidecar(kind: str, low: str) -> Path:
     """tiny_experts(kind) with a low tier in a file beside it."""
     path = folder() / "sidecar" / f"tiny-{kind}.gguf"
@@ -117,13 +143,13 @@ def tiny_sidecar(kind: str, low: str) -> Path:
     return path
 
 
-@functools.cache
+@_once
 def tiny_f32_experts(kind: str) -> Path:
     """tiny_experts(kind) with the same values in f32."""
     path = folder() / f"tiny-{kind}-f32.gguf"
     keep = ("--tensor-type", "attn=f16", "--token-embedding-type", "f16", "--output-tensor-type", "f16")
     options = ("--allow-requantize", "--tensor-type", "exps=f32", *keep)
-    _call(stock_dir() / "llama-quantize", *options, tiny_experts(kind), path, "q8_0", "2")
+    _call(STOCK_TOOLS / "llama-quantize", *options, tiny_experts(kind), path, "q8_0", "2")
     return path
 
 
@@ -146,7 +172,7 @@ def copy_gguf(source: Path, path: Path, template: str | None = None, split_max_t
     writer.close()
 
 
-@functools.cache
+@_once
 def split(model: Callable[[], Path]) -> Path:
     """The first of several files that together hold `model`."""
     source = model()
@@ -154,11 +180,11 @@ def split(model: Callable[[], Path]) -> Path:
     return next(folder().glob(f"split-{source.stem}-00001-of-*.gguf"))
 
 
-@functools.cache
+@_once
 def random_model(arch: str, experts: str = MIXED) -> Path:
     """A small random-weight model; see random_moe.ARCHS."""
     path = folder() / f"{arch}-{experts.replace(',', '-')}.gguf"
-    random_moe.write_model(random_moe.declare(arch, experts=experts), path, stock_dir())
+    random_moe.write_model(random_moe.declare(arch, experts=experts), path, STOCK_TOOLS)
     return path
 
 

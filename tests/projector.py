@@ -54,12 +54,12 @@ def write_projector(path: Path, n_embd: int, n_ff: int = _N_FF) -> None:
     writer.close()
 
 
-def picture(red: int) -> bytes:
-    """A PNG of one colour."""
-    row = b"\0" + bytes([red, 80, 160]) * N_IMAGE
+def picture(red: int, width: int = N_IMAGE) -> bytes:
+    """A square PNG of one colour."""
+    row = b"\0" + bytes([red, 80, 160]) * width
     parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", N_IMAGE, N_IMAGE, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(row * N_IMAGE)),
+        (b"IHDR", struct.pack(">IIBBBBB", width, width, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(row * width)),
         (b"IEND", b""),
     ]
     chunks = (

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Servers for tests: `pyhobbit serve`, or any llama-server, on a free port until the block ends."""
 
+import http.client
 import json
 import random
 import socket
@@ -9,8 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ import pytest
 START_TIMEOUT_S = 120
 END_TIMEOUT_S = 60
 REQUEST_TIMEOUT_S = 120
+# a context of the tiny model with an answer that still goes on when the slowest machine looks at it
+LONG = ("--override-kv", "llama.context_length=int:40000", "--ctx-size", 40_000)
+LONG_ANSWER = 30_000
 _WARM_UP = 50  # requests after which the allocators hold what they need
 PROMPT = "def read_file(path):\n"
 
@@ -117,6 +121,26 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Waits for it as long as for a server's start, so that only a defect fails it."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextmanager
+def streaming(server: Server, **options: object) -> Iterator[http.client.HTTPResponse]:
+    """A long answer that has begun; leaving closes its connection."""
+    body = {"prompt": PROMPT, "n_predict": LONG_ANSWER, "stream": True, "ignore_eos": True, **options}
+    address = server.url.removeprefix("http://")
+    with closing(http.client.HTTPConnection(address, timeout=REQUEST_TIMEOUT_S)) as connection:
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as answer:
+            assert b"data:" in answer.readline()
+            yield answer
 
 
 @contextmanager

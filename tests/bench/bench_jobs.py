@@ -7,22 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from bench.analysis.figures import MAX_AHEAD
 from bench.harness import job, routing, runner
 from pyhobbit.routing.trace import read_trace
 
 PROMPTS = (4, 12)
 
 
-def routes(folder: Path, shape: routing.MoeShape, trace: Path | None, accuracy: float | None = None) -> Path:
-    """The routing of a Job: the trace's, perhaps predicted, or the model's own."""
+def routes(folder: Path, shape: routing.MoeShape, trace: Path | None) -> Path:
+    """The routing of a Job: the trace's, or the model's own."""
     arrays = {"sweep": routing.sweep(shape).experts}
     if trace is not None:
         laid = routing.lay_over(read_trace(trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
-        if accuracy is not None:
-            told = routing.predicted(laid, accuracy, MAX_AHEAD)
-            arrays |= {"predicted_experts": told.experts, "predicted_weights": told.weights}
     np.savez(folder / "routing.npz", **arrays)
     return folder / "routing.npz"
 

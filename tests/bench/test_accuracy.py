@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""bench/accuracy.py on the tiny model: scores of tasks whose answers are plain, and what is missing."""
+"""Accuracy on the tiny model: scores of tasks whose answers are plain, and what is missing."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import models
+import pytest
 from gguf import GGUFValueType, GGUFWriter
 
 from bench import accuracy
+from bench.analysis import quality
+from bench.analysis.part import Run
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.model_file import read_model_file
 
 GOOD, BAD = "self.name = name", ("&& zz qx@@", "@@ zq && x", "qq ## @@ z")
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench.accuracy", *map(str, arguments)]
-    return subprocess.run(command, cwd=models.ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def write_hellaswag(path: Path) -> Path:
@@ -81,43 +79,55 @@ def write_calibration(model: Path) -> None:
     writer.close()
 
 
-def test_every_task_is_scored_in_every_setting(tmp_path: Path) -> None:
+def test_every_task_is_scored_in_every_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shutil.copy(models.tiny_tiers("f16", "q4_0"), tmp_path / "tiny.gguf")
     write_calibration(model)
-    tasks = {
-        "--hellaswag": write_hellaswag(tmp_path / "hellaswag.txt"),
-        "--winogrande": write_winogrande(tmp_path / "winogrande.csv"),
-        "--multiple-choice": write_choices(tmp_path / "choices.bin"),
-        "--gsm8k": write_gsm8k(tmp_path / "gsm8k.jsonl"),
-    }
-    options = [word for option in tasks.items() for word in option]
-    done = run(model, *options, "--shots", 1, "--tokens", 4, "--ctx", 512, "--memory", "400M")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    names = ("all high", "calibrated", "low alone")
-    scores = "66.7% ± 19.2% | 75.0% ± 21.7% | 50.0% ± 35.4% | 0.0% ± 0.0%"
-    assert done.stdout.splitlines()[2:] == [f"| {name} | {scores} |" for name in names]
+    for name, value in (("_SHOTS", 1), ("_ANSWER", 4), ("_CONTEXT", 512)):
+        monkeypatch.setattr(accuracy, name, value)
+    programs = tmp_path / "programs.jsonl"
+    programs.write_text(json.dumps({"task_id": "a/0", "prompt": "def f():", "entry_point": "f"}) + "\n")
+    files = [
+        write_hellaswag(tmp_path / "hellaswag.txt"),
+        write_winogrande(tmp_path / "winogrande.csv"),
+        write_choices(tmp_path / "choices.bin"),
+        write_gsm8k(tmp_path / "gsm8k.jsonl"),
+        programs,
+    ]
+    file = read_model_file(model)
+    (found,) = quality.tasks(Run(model, "", file, tmp_path, tasks=files))
+    rows = {row.pop("setting"): list(row.values()) for row in found["rows"]}
+    names = [
+        "all high",
+        "MoBiLE",
+        "half of the experts",
+        "degraded (DAOP)",
+        "calibrated",
+        "HOBBIT",
+        "low alone",
+    ]
+    assert list(rows) == [*names, "left out: early (DAOP): it needs a GPU"]
+    scores = ["66.7% ± 19.2%", "75.0% ± 21.7%", "50.0% ± 35.4%", "0.0% ± 0.0%"]
+    for name in ("all high", "calibrated", "HOBBIT", "low alone"):
+        assert rows[name] == [*scores, "not run: its answers are programs, and none is executed here"]
 
 
 def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     model, data = models.tiny(), write_winogrande(tmp_path / "winogrande.csv")
-    for arguments, says in (
-        ((model,), "no data file: give at least one of --hellaswag FILE, --winogrande FILE"),
-        ((tmp_path / "no.gguf", "--winogrande", data), "no.gguf does not exist"),
-        ((model, "--gsm8k", tmp_path / "no.jsonl"), "no.jsonl does not exist; --help says where --gsm8k"),
-        ((models.tiny_tiers("f16", "q4_0"), "--gsm8k", data), "winogrande.csv is no GSM8K file"),
-        ((model, "--multiple-choice", data), "llama-perplexity found no multiple-choice tasks in"),
-    ):
-        done = run(*arguments)
-        assert done.returncode == 1
-        assert says in done.stderr.splitlines()[-1]
-        assert "Traceback" not in done.stderr
-    done = run(model, "--winogrande", data)
-    assert f"left out: {model} has no low tier: add one with pyhobbit convert --sidecar" in done.stderr
-    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[2:]] == ["| all high"]
-    done = run(models.tiny_tiers("f16", "q4_0"), "--winogrande", data)
-    assert "has no calibration: make one with pyhobbit calibrate" in done.stderr
-    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[2:]] == ["| all high", "| low alone"]
+    with pytest.raises(HobbitError, match=r"no\.jsonl does not exist"):
+        accuracy.kind_of(tmp_path / "no.jsonl")
+    with pytest.raises(HobbitError, match=r"is no file of tasks: they end in \.jsonl, \.txt, "):
+        accuracy.kind_of(model)
+    with pytest.raises(HobbitError, match=r"winogrande\.csv is no GSM8K file"):
+        accuracy.score("gsm8k", model, data, {}, 1)
+    found, missing = accuracy.arms(model)
+    with pytest.raises(HobbitError, match="llama-perplexity found no multiple-choice tasks in"):
+        accuracy.score("multiple-choice", model, data, found["all high"], 400)
+    assert "HOBBIT" not in found
+    assert any("no low tier: add one with pyhobbit convert --sidecar" in sentence for sentence in missing)
+    found, missing = accuracy.arms(models.tiny_tiers("f16", "q4_0"))
+    assert any("has no calibration: make one with pyhobbit calibrate" in sentence for sentence in missing)
+    assert "HOBBIT" in found
+    assert "calibrated" not in found
 
 
 def test_the_number_of_an_answer_is_behind_the_mark_or_the_last_one() -> None:

@@ -1,29 +1,18 @@
 # SPDX-License-Identifier: MIT
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from bench.analysis import figures, findings, plots
-from bench.analysis.findings import Cost, Findings
+from bench.analysis import figures, routing
+from bench.analysis.page import page
+from bench.analysis.part import Run
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.router import Gating, Router
 from pyhobbit.routing.observe import Observations, Recorder
-
-PNG = b"\x89PNG\r\n\x1a\n"
-PLOTS = {
-    "importance",
-    "scores",
-    "high-precision-use",
-    "similarity",
-    "prediction",
-    "reuse",
-    "sequences",
-    "skip-or-replace",
-}
 
 
 def _routed(
@@ -68,19 +57,19 @@ def test_correlation_is_pearsons_and_ignores_the_scale_of_a_layer() -> None:
     random = np.random.default_rng(0)
     weights = random.uniform(size=(50, 2, 3)).astype(np.float32)
     norms = random.uniform(1, 3, size=weights.shape).astype(np.float32)
-    found = figures.importance(weights, norms)
+    by_layer, overall = figures.importance(weights, norms)
     for layer in (0, 1):
         gate = weights[:, layer].ravel().astype(float)
         expected = np.corrcoef(gate, gate * norms[:, layer].ravel())[0, 1]
-        assert found.per_layer[layer] == pytest.approx(expected)
-    scaled = figures.importance(weights, norms * np.array([1, 100])[None, :, None])
-    assert scaled.overall == pytest.approx(found.overall)
+        assert by_layer[layer] == pytest.approx(expected)
+    _, scaled = figures.importance(weights, norms * np.array([1, 100])[None, :, None])
+    assert scaled == pytest.approx(overall)
 
 
 def test_equal_norms_correlate_fully() -> None:
     weights = np.array([[[0.7, 0.3]], [[0.6, 0.4]]], np.float32)
-    found = figures.importance(weights, np.full_like(weights, 3))
-    assert found.overall == pytest.approx(1)
+    _, overall = figures.importance(weights, np.full_like(weights, 3))
+    assert overall == pytest.approx(1)
 
 
 #
@@ -138,7 +127,6 @@ def test_reuse_is_counted_within_sequences() -> None:
     # pairs: {0, 1} {1, 2}; {1, 2} {0, 3}; {3, 0} {3, 1}
     assert found.top1.tolist() == [1 / 3]
     assert found.any_.tolist() == [2 / 3]
-    assert found.share.tolist() == [2 / 6]
     assert found.chance_top1 == 0.5
     assert found.chance_any == pytest.approx(5 / 6)
 
@@ -152,29 +140,30 @@ def test_chances_of_reuse_are_those_of_the_paper_for_mixtral() -> None:
 def test_sequences_that_share_no_expert_are_far_from_the_average() -> None:
     experts = np.repeat([0, 1, 2, 3], 50)[:, None, None]
     sequences = np.repeat([7, 7, 3, 3], 50)
-    found = figures.preference(experts, sequences, 4)
-    assert found.frequency[:, 0].tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
-    assert found.distance.tolist() == [0.5]
-    assert found.chance_distance[0] < 0.15
+    frequency, distance, by_chance = figures.preference(experts, sequences, 4)
+    assert frequency[:, 0].tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
+    assert distance.tolist() == [0.5]
+    assert by_chance[0] < 0.15
 
 
-def test_halves_are_alike_where_they_use_the_same_experts() -> None:
-    experts = np.array([[0, 0], [1, 1], [1, 2], [0, 3], [5, 5], [2, 2], [2, 3]])[..., None]  # [T, L, K]
-    sequences = np.array([0, 0, 0, 0, 1, 2, 2])
-    found = figures.carry_over(experts, sequences, 6)
-    # layer 0: 0 1 and 1 0, then 2 and 2; layer 1: 0 1 and 2 3, then 2 and 3; a lone token has no halves
-    np.testing.assert_allclose(found, [1.0, 0.0])
-    half = figures.carry_over(np.array([0, 0, 0, 1])[:, None, None], np.zeros(4), 2)
-    np.testing.assert_allclose(half, [2 / np.sqrt(4 * 2)])
+def test_uses_are_alike_where_they_are_of_the_same_experts() -> None:
+    first, second = np.array([[2, 2, 0], [1, 0, 0], [0, 0, 0]]), np.array([[1, 1, 0], [0, 3, 0], [1, 0, 0]])
+    np.testing.assert_allclose(figures.alike(first, second), [1.0, 0.0, np.nan])
+    np.testing.assert_allclose(figures.alike(np.array([[2, 0]]), np.array([[1, 1]])), [1 / np.sqrt(2)])
+
+
+def test_paths_are_counted_by_their_best_experts() -> None:
+    experts = np.array([[[0, 1], [2, 3]], [[0, 2], [2, 1]], [[0, 1], [3, 2]], [[1, 0], [2, 3]]])
+    assert figures.path_shares(experts).tolist() == [0.5, 0.25, 0.25]
 
 
 def test_high_precision_use_by_expert() -> None:
     experts = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])[:, None]
     precisions = np.array([[2, 1], [2, 1], [2, 2], [1, 1], [1, 0]], np.uint8)[:, None]
-    found = figures.high_use(experts, precisions, 3)
-    assert found.uses.tolist() == [[3, 5, 2]]
-    assert found.high.tolist() == [[3, 1, 0]]
-    assert found.order_differs.tolist() == [1 / 3]  # share of the pairs, 0 and 1
+    uses, high, differs = figures.high_use(experts, precisions, 3)
+    assert uses.tolist() == [[3, 5, 2]]
+    assert high.tolist() == [[3, 1, 0]]
+    assert differs.tolist() == [1 / 3]  # share of the pairs, 0 and 1
 
 
 #
@@ -234,81 +223,50 @@ def test_recorder_refuses_layers_that_saw_a_part() -> None:
 
 
 #
-# findings and plots
+# figures and their page
 #
 
 
-def _found(n_layers: int, n_experts: int, n_used: int) -> tuple[Findings, Observations]:
+def _figures(n_layers: int, n_experts: int, n_used: int, **changed: Any) -> list[dict[str, Any]]:
     seen, routers = _routed(n_layers, n_experts, n_used)
-    return findings.find(seen, routers, n_experts, 0.6, 0.9), seen
+    seen = replace(seen, **changed)
+    run = cast(Run, SimpleNamespace(file=SimpleNamespace(n_experts=n_experts)))
+    found = [
+        each
+        for make in (routing._gates, routing._uses, routing._policies)
+        for each in make(run, seen, seen.layers)
+    ]
+    return [*found, *routing._ahead(seen, seen.layers, routers)]
+
+
+def _papers(found: list[dict[str, Any]]) -> set[str]:
+    return {name for each in found for name in each["papers"]}
 
 
 @pytest.mark.parametrize(("n_layers", "n_experts", "n_used"), [(12, 64, 8), (2, 4, 1), (1, 4, 2)])
-def test_every_shape_has_json(n_layers: int, n_experts: int, n_used: int) -> None:
-    found, _ = _found(n_layers, n_experts, n_used)
-    assert (found.ahead is not None) == (n_layers > 1)
-    assert (found.gates is None) == (n_used == 1)
-    parsed = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert parsed["n_used"] == n_used
-    assert len(parsed["reuse"]["any"]) == n_layers
+def test_every_shape_has_a_page(n_layers: int, n_experts: int, n_used: int) -> None:
+    found = _figures(n_layers, n_experts, n_used)
+    assert ("HOBBIT Fig. 7a" in _papers(found)) == (n_layers > 1)
+    assert ("HOBBIT Fig. 5b" in _papers(found)) == (n_used > 1)
+    lines = [json.loads(json.dumps({"part": "routing", "figures": found}, allow_nan=False))]
+    shown = page({"model": "<m>"}, lines, {"HOBBIT Fig. 10a": "", "HOBBIT Fig. 15": "no GPU"})
+    assert page({"model": "<m>"}, lines, {"HOBBIT Fig. 10a": "", "HOBBIT Fig. 15": "no GPU"}) == shown
+    assert shown.count("data:image/svg+xml") == sum(each["kind"] != "table" for each in found)
+    assert "<td>HOBBIT Fig. 10a</td><td>shown</td>" in shown
+    assert "<td>HOBBIT Fig. 15</td><td>not run: no GPU</td>" in shown
+    assert "&lt;m&gt;" in shown
+    assert "http" not in shown.replace("http://www.w3.org", "")
 
 
-def test_the_recall_of_each_predictor_by_layer() -> None:
-    # three sequences of one route each: repeat names all but the first token's experts, and paths as many
-    experts = np.array([[[0, 1], [2, 3], [4, 5]]] * 5 + [[[1, 2], [3, 4], [5, 6]]] * 5)
-    sequences = np.repeat([0, 1], 5)
-    seen = Observations([0, 1, 3], sequences, experts, None, None, None, np.arange(10))
-    found = findings.find(seen, None, 8, 0.6, 0.9)
-    assert list(found.recall) == ["paths", "paths-exact", "repeat"]
-    for values in found.recall.values():
-        assert np.isnan(values[0])
-        assert values[2] == 0  # layer 2 did not run
-    # the first token is not predicted, and half of the sixth
-    assert found.recall["repeat"][1] == pytest.approx((0 + 8 + 1 + 8) / 20)
-
-
-def test_the_router_is_judged_where_it_is_known() -> None:
-    found, _ = _found(3, 8, 2)
-    assert found.ahead is not None
-    assert found.ahead.prediction is not None
-    assert list(found.recall)[:2] == ["router", "router, 2 ahead"]
-    assert found.recall["router"][1:] == pytest.approx(found.ahead.prediction.top_k[0, :2])
-    assert np.isnan(found.recall["router, 2 ahead"][:2]).all()
-    assert found.recall["router, 2 ahead"][2] == pytest.approx(found.ahead.prediction.top_k[1, 0])
-
-
-def test_plots_are_pngs_and_the_same_each_time(tmp_path: Path) -> None:
-    found, seen = _found(3, 8, 2)
-    low, skipped = SimpleNamespace(perplexity=18.0), SimpleNamespace(perplexity=19.0)
-    found = replace(found, perplexity=17.5, cost=[Cost(0.1, 0.5, low, skipped)])
-    first = {path.name: path.read_bytes() for path in plots.write(found, seen, tmp_path)}
-    assert set(first) == {f"{name}.png" for name in PLOTS}
-    assert all(image.startswith(PNG) for image in first.values())
-    again = plots.write(replace(found, ahead=None, gates=None, importance=None), seen, tmp_path)
-    assert {path.name for path in again} == {"reuse.png", "sequences.png", "skip-or-replace.png"}
-    assert all(path.read_bytes() == first[path.name] for path in again)
-
-
-@pytest.mark.parametrize(("n_layers", "n_experts", "n_used"), [(1, 64, 8), (2, 4, 1)])
-def test_plots_of_unusual_shapes(n_layers: int, n_experts: int, n_used: int, tmp_path: Path) -> None:
-    found, seen = _found(n_layers, n_experts, n_used)
-    assert len(plots.write(found, seen, tmp_path)) == 5
-
-
-def test_what_the_engine_does_not_see_is_left_out_with_the_reason() -> None:
-    seen, routers = _routed(3, 8, 2)
-    blind = Observations(seen.layers, seen.sequences, seen.experts, None, None, None, seen.input_tokens)
-    found = findings.find(blind, routers, 8, 0.6, 0.9)
-    assert (found.importance, found.gates, found.ahead) == (None, None, None)
-    assert [note.partition(":")[0] for note in found.notes] == [
-        "router inputs and predictions",
-        "gate weights and their scores",
-    ]
+def test_what_the_engine_does_not_see_is_left_out() -> None:
+    blind = _papers(_figures(3, 8, 2, weights=None, output_norms=None, inputs=None))
+    assert _papers(_figures(3, 8, 2)) - blind == {
+        *(f"HOBBIT Fig. {n}" for n in ("5a", "5b", "7a", "7b", "11a", "17a")),
+        *("DAOP Fig. 5", "EdgeMoE Fig. 8"),
+    }
 
 
 def test_routers_that_do_not_explain_the_choice_predict_nothing() -> None:
     seen, routers = _routed(3, 8, 2)
-    found = findings.find(seen, routers[::-1], 8, 0.6, 0.9)
-    assert found.ahead is not None
-    assert found.ahead.prediction is None
-    assert any("do not explain" in note for note in found.notes)
+    found = _papers(list(routing._ahead(seen, seen.layers, routers[::-1])))
+    assert found == {"HOBBIT Fig. 7a"}

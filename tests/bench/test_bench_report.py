@@ -4,8 +4,6 @@
 from dataclasses import asdict
 from typing import Any
 
-import pytest
-
 from bench.harness import job, report
 
 
@@ -31,7 +29,7 @@ HEAD = {
 
 def test_the_report_is_medians_ratios_and_the_roof() -> None:
     counters = {
-        "bytes_read": 9e8, "disk_demand_s": 1.0, "bytes_prefetched": 2e8,
+        "bytes_read": 9e8, "bytes_prefetched": 2e8,
         "prefetched": 4, "prefetched_used": 2,
     }  # fmt: skip
     ours = {"disk_bytes_per_token": 1e8, "counters": counters, "hit_rate": 0.5, "stall_share": 0.1}
@@ -53,15 +51,15 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
         },
     ]
     results = report.Results(records)
-    row = next(row for row in results.rows() if row.arm == "ours")
-    assert (row.n, row.n_failed, row.tokens_per_second, row.least, row.most) == (3, 1, 8, 5, 9)
-    assert row.kept == 8 / 20
-    assert row.to_stock == 8 / 4
-    assert row.ttft_to_stock == {"16": pytest.approx(0.5)}
-    assert row.of_roof == pytest.approx(0.8)  # 8 tokens missed 0.8 GB; compute allows 16
-    assert row.disk_use == pytest.approx(0.7)  # without what was prefetched
+    assert results.cells((0.25, "ours")) == {
+        "memory": "25%", "arm": "ours (1 failed)", "token/s": "8.00", "least - most": "5.00 - 9.00",
+        "kept": "40%", "to stock": "2.00",  # stock has 20, and 4
+        "first token, 16": "1.25 s, 2.00 GB (0.50)", "prefill token/s": "8.0", "hits": "50.0%",
+        "MB/token": "100.0", "stall": "10%", "peak MB": "0",
+        "roof": "80%",  # 8 tokens missed 0.8 GB; compute allows 16
+    }  # fmt: skip
+    assert results.cells((None, "ours-resident"))["first token, 16"] == "0.62 s, 2.00 GB (1.25)"
     assert results.errors() == ["ours at 25%: gone"]
     text = report.table(results)
     assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
-    assert "| 1.25 s, 2.00 GB (0.50) |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1

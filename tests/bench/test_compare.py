@@ -33,7 +33,7 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.native.machine import Disk
 from pyhobbit.quality.evaluate import Costs
-from pyhobbit.quality.stored import Calibration, stored_costs
+from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.resolve import resolved
 
@@ -426,10 +426,11 @@ def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
     low = generate.write_low_tier(model, SHAPES["tiny"].scaled(5), "q2_k")
     calibration = _calibration(tmp_path)
     assert carry_over(calibration, model, low) == (0.4, 0.9)
-    carried = stored_costs(model)
-    assert carried.low == pytest.approx((0.05, 0.05, 0.05, 0.075, 0.1))
-    assert carried.skip == pytest.approx((0.1, 0.15, 0.2, 0.2, 0.2))
-    price = read_gguf(calibration_path(model)).metadata["hobbit.price"].value()
+    keys = read_gguf(calibration_path(model)).metadata
+    names = ("low_costs", "skip_costs", "price")
+    low_costs, skip_costs, price = (keys[f"hobbit.{name}"].value() for name in names)
+    assert low_costs == pytest.approx((0.05, 0.05, 0.05, 0.075, 0.1))
+    assert skip_costs == pytest.approx((0.1, 0.15, 0.2, 0.2, 0.2))
     for arm, share in (("ours-eq2", 0.2), ("ours-hobbit", 0.2), ("ours-price", 0.4)):
         config = runner.BenchConfig(model, (), low=low, has_costs=True)
         own = runner.settings(config, BY_NAME[arm], {}) | {"hobbit.sidecar": str(low)}

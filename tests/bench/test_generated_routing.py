@@ -1,68 +1,54 @@
 # SPDX-License-Identifier: MIT
-"""Generated models route like Qwen3-30B-A3B; bench/routing.py measures it."""
+"""Generated models route like Qwen3-30B-A3B, whose recorded figures docs/measurements.md lists."""
 
-import subprocess
-import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
-import models
+import numpy as np
 import pytest
-import traces
 
+from bench.analysis.figures import prediction
 from bench.harness import generate
 from bench.harness.shapes import SHAPES
+from bench.harness.tokens import random_tokens
+from pyhobbit.model.model_file import read_model_file
+from pyhobbit.quality.calibration import profile, routes
+from pyhobbit.quality.evaluate import Evaluator
+from pyhobbit.routing.trace import Simulation, pool_slots, simulate
+from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
 SMALL = replace(
     SHAPES["qwen3-30b-a3b"], n_layer=12, n_embd=512, n_ff=64, n_head=8, n_head_kv=2, n_vocab=4096
 )  # 128 experts, 8 used, as in the real model
-
-REUSED, LRU = 0.380, (0.654, 0.827, 0.939)  # values of the real model's trace; docs/measurements.md
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate.write_model(tmp_path_factory.mktemp("routing"), "small", SMALL, "q4_0")
+N_FIRST, N_TOKENS, N_USED = 28, 156, 6  # tokens that fill the pool, all tokens, experts of the trace's tokens
+REUSED, LRU = 0.380, {0.15: 0.654, 0.25: 0.827, 0.4: 0.939}  # values of the real model's trace
 
 
-def _run(*args: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "bench.routing", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=models.ROOT)
+def test_a_generated_model_routes_like_the_real_one(tmp_path: Path) -> None:
+    model, draw = generate.write_model(tmp_path, "small", SMALL, "q4_0"), random_tokens(SMALL.n_vocab)
+    chunks = [list(islice(draw, N_TOKENS)) for _ in range(2)]
+    with Evaluator(model, EvaluationConfig(EngineConfig(CacheConfig(), n_ctx=N_TOKENS))) as evaluator:
+        seen = profile(evaluator, chunks)[1]
 
-
-def _figures(*args: object) -> list[float]:
-    done = _run(*args)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [
-        float("nan") if cell == " - " else float(cell) for cell in done.stdout.split("\n")[2].split("|")[2:-1]
-    ]
-
-
-def test_a_generated_model_routes_like_the_real_one(small: Path) -> None:
-    reused, *lru, one, two, three, four = _figures(small, "--used", 6, "--sequences", 2)
     # a narrow model of few layers differs more than one of the real shape; chance is 0.05, 0.15, 0.25, 0.4
-    assert reused == pytest.approx(REUSED, abs=0.08)
-    assert lru == pytest.approx(LRU, abs=0.08)
-    assert one == pytest.approx(0.886, abs=0.04)  # published for the real model
-    for nearer, farther in ((one, two), (two, three), (three, four)):
-        assert 0.01 < nearer - farther < 0.06
+    reused, hits = [], []
+    for start in (0, N_TOKENS):
+        chosen = routes(seen, slice(start, start + N_TOKENS))
+        chosen["counted"] = chosen["token"] >= start + N_FIRST
+        best = chosen.reshape(-1, SMALL.n_used)[:, :N_USED]
+        counted = best[best["counted"][:, 0] != 0]["expert"].reshape(-1, SMALL.n_layer, N_USED)
+        reused.append((counted[:-1, :, :, None] == counted[1:, :, None, :]).any(axis=3).mean())
+        base = Simulation(SMALL.n_layer, SMALL.n_expert, N_USED, slots_high=0)
+        slots = [pool_slots(SMALL.n_layer * SMALL.n_expert, capacity, 0.0, 1.0)[0] for capacity in LRU]
+        hits.append([simulate(best.ravel(), replace(base, slots_high=n)).hit_rate for n in slots])
+    assert np.mean(reused) == pytest.approx(REUSED, abs=0.08)
+    assert np.mean(hits, axis=0) == pytest.approx(list(LRU.values()), abs=0.08)
 
-
-def test_the_figures_of_a_trace(tmp_path: Path) -> None:
-    """Two layers of four experts; the second token chooses as the first, the third as none before."""
-    rows = [(0, 1, t, layer, 0, e, 1.0) for t, e in enumerate((0, 0, 1)) for layer in range(2)]
-    trace = traces.write_trace(tmp_path / "t.csv", rows, 2, 4, 1)
-    figures = _figures(trace)
-    assert figures[0] == 0.5
-    assert figures[1:4] == pytest.approx([0, 1 / 3, 1 / 3], abs=0.001)  # one, two and three slots
-
-
-def test_what_cannot_be_measured_is_a_sentence(small: Path) -> None:
-    for options, message in (
-        ([small, "--used", 9], "--used is 9; small-12x-q4_0.gguf uses 8 experts for each token"),
-        ([small, "--sequences", 0], "--sequences is 0"),
-        (["/none.csv"], "the trace /none.csv cannot be read"),
-    ):
-        done = _run(*options)
-        assert done.returncode == 1
-        assert message in done.stderr.splitlines()[-1]
+    file = read_model_file(model)
+    routers = file.routers([file.blocks[layer] for layer in seen.layers])
+    assert routers is not None
+    assert seen.inputs is not None
+    named = np.nanmean(prediction(seen.inputs, seen.experts[seen.input_tokens], routers).top_k, axis=1)
+    assert named[0] == pytest.approx(0.886, abs=0.04)  # published for the real model
+    assert all(0.01 < step < 0.06 for step in -np.diff(named))

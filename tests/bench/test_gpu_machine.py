@@ -8,6 +8,7 @@ from pathlib import Path
 import models
 
 from bench import gpu_machine
+from bench.device import BY_NAME
 
 
 def _run(out: Path, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -30,7 +31,7 @@ def test_what_the_time_does_not_suffice_for_is_named(tmp_path: Path) -> None:
     assert list(parts) == [run.name for run in gpu_machine.RUNS]
     assert parts["many small experts"].strip() == "Left out: it may take 8 minutes, and 1 were left."
     assert parts["newer llama.cpp"].strip() == "Left out: it needs --newer."
-    assert parts["by price"].strip() == "Left out: it needs --calibration."
+    assert parts["calibrated"].strip() == "Left out: it needs --calibration."
 
 
 def test_a_run_that_fails_is_told_with_its_command(tmp_path: Path) -> None:
@@ -40,3 +41,29 @@ def test_a_run_that_fails_is_told_with_its_command(tmp_path: Path) -> None:
     assert part.startswith("prompts\n\n    python -m bench.device --device CUDA7 --shape tiny ")
     assert "Failed: device: llama.cpp in " in part
     assert "has no device 'CUDA7': choose one of CPU" in part
+
+
+def test_each_row_says_whether_it_is_measured_or_modelled(tmp_path: Path) -> None:
+    assert all(arm in BY_NAME for run in gpu_machine.RUNS for arm in run.arms)
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu_machine",
+        "--prices",
+        "h100",
+        "--stock",
+        str(models.stock_dir()),
+    ]
+    command += ["--trial", "--folder", str(tmp_path), "-o", str(tmp_path / "out")]
+    command += ["--runs", "everything on the device", "calibrated"]
+    done = subprocess.run(command, cwd=models.ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    modelled, left_out = done.stdout.split("## ")[1:]
+    rows = [line.split("|")[1:3] for line in modelled.splitlines() if line.startswith("|")]
+    assert [[cell.strip(" -") for cell in row] for row in rows] == [
+        ["modelled", "arm"],
+        ["", ""],
+        ["modelled", "stock"],
+        ["modelled", "ours-auto"],
+    ]
+    assert "Left out: it needs --calibration." in left_out

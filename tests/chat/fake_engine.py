@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,20 @@ class FakeEngine:
                 return
         yield Piece(f"[{len(self.prompts)}", 1, 0.1)
         yield Piece("]", 2, 0.2, "stop")
+
+    def metadata(self, _key: str) -> str | None:
+        return None
+
+    def state_mark(self, _path: Path) -> str:
+        return "mark"
+
+    def save_state(self, path: Path) -> int:
+        path.write_bytes(b"state")
+        return 5
+
+    def load_state(self, path: Path) -> bool:
+        self.loaded = path.read_bytes()
+        return True
 
     def info(self) -> ModelInfo:
         return replace(MODEL, model="/models/m.gguf", t1=self.settings["t1"], t2=self.settings["t2"])

@@ -10,10 +10,11 @@ from pathlib import Path
 import models
 import pytest
 from conftest import RunPyhobbit
-from random_moe import declare, write_model
+from random_moe import Shape, declare, write_model
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
+from pyhobbit.native.devices import has_gpu
 from pyhobbit.native.paths import LIB_DIR
 
 PROMPT = "def read_file(path):\n"
@@ -49,7 +50,11 @@ def test_one_shot_prints_the_text_and_nothing_else(run_pyhobbit: RunPyhobbit, ti
     assert done.returncode == 0, done.stderr
     assert done.stdout == text.removesuffix("\n") + "\n"
     assert "20 generated tokens" in done.stderr
-    assert done.stderr.startswith("pyhobbit: GPU: ")
+    assert done.stderr.startswith("pyhobbit: GPU: ") == has_gpu()
+    assert re.search(r"B read \(\S+ [KMG]iB per token\), ", done.stderr)
+    assert "low precision" not in done.stderr
+    done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 20, "--pools", "8M", "--t1", 0.5, *GREEDY)
+    assert re.search(r"; [1-9]\d*% of the uses in low precision, 0% skipped; ", done.stderr)
     assert "hits" in done.stderr
 
 
@@ -178,20 +183,11 @@ def test_a_low_tier_that_lies_idle_is_mentioned(run_pyhobbit: RunPyhobbit, tiny_
         assert done.stderr.count(idle) == is_said
 
 
-def test_ctrl_c_keeps_the_text_and_exits_with_130(tiny_gguf: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pyhobbit",
-        "chat",
-        str(tiny_gguf),
-        "-p",
-        PROMPT,
-        "-n",
-        "-1",
-        "--pools",
-        "8M",
-    ]
+def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"  # an answer that goes on until the signal comes
+    write_model(declare("llama", Shape(n_ctx=40_000)), path, LIB_DIR)
+    options = ["-p", PROMPT, "-n", "-1", "--ctx", "40000", "--pools", "3M", *GREEDY]
+    command = [sys.executable, "-m", "pyhobbit", "chat", str(path), *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:

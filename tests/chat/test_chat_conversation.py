@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import ALWAYS_THINKS, MODEL, TEMPLATE, THINKS, FakeEngine, converse, run
@@ -13,6 +14,7 @@ from pyhobbit.chat.commands import Commands, Next
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import ChatConfig
+from pyhobbit.settings.table import LIVE
 
 
 def test_a_conversation_remembers_both_sides() -> None:
@@ -30,8 +32,14 @@ def test_without_a_template_a_conversation_is_one_text() -> None:
     assert prompts == ["one", "one[1]two"]
 
 
-def test_a_question_that_failed_or_never_got_an_answer_is_forgotten_and_reset_forgets_all() -> None:
-    conversation, prompts = converse(None, "one", "stopped")
+def test_a_question_that_was_stopped_before_its_answer_stays() -> None:
+    conversation, _ = converse(TEMPLATE, "one", "stopped")
+    assert conversation.last_question() == "stopped"
+    assert _contents(conversation) == ["one", "[1]", "stopped", ""]
+
+
+def test_a_question_that_failed_is_forgotten_and_reset_forgets_all() -> None:
+    conversation, prompts = converse(None, "one")
     with pytest.raises(HobbitError, match="too long"):
         list(conversation.ask("bad"))
     list(conversation.ask("two"))
@@ -160,9 +168,9 @@ def test_thinking_is_shown_and_changed(capsys: pytest.CaptureFixture[str]) -> No
         ("/save", "no setting was changed; /set changes some"),
         ("/reset all", "takes no argument"),
         ("/load nowhere.json", "nowhere.json cannot be read: No such file or directory"),
-        ("/save /nowhere/at/all.json", "cannot be written to /nowhere/at/all.json: No such file"),
+        ("/save /nowhere/at/all.json", "/nowhere/at/all.json cannot be written: No such file"),
         ("/load ~nosuchuser/a.json", "~nosuchuser/a.json cannot be read"),
-        ("/save ~nosuchuser/a.json", "cannot be written to ~nosuchuser/a.json"),
+        ("/save ~nosuchuser/a.json", "~nosuchuser/a.json cannot be written"),
         ("/save a\0b", "null byte"),
         (f"/save {'x' * 300}", "File name too long"),
         ("/set tmep 1", "did you mean temp?"),
@@ -259,6 +267,23 @@ def test_settings_that_were_changed_are_kept_for_the_model(
     commands.run('/system ""')
     commands.run("/save")
     assert read_options(model) == {"temp": 0.5, "max_tokens": 9, "think": "hide"}
+
+
+def test_a_quality_is_kept_without_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "m.gguf"
+    live: dict[str, Any] = dict.fromkeys(LIVE, 0.0) | {"quality": None, "t1": 0.5, "t2": 0.9}
+    monkeypatch.setattr(FakeEngine, "info", lambda self: replace(MODEL, model=str(model)))
+    monkeypatch.setattr(FakeEngine, "live", lambda self: live)
+    monkeypatch.setattr(FakeEngine, "set", lambda self, **settings: live.update(settings))
+    conversation, _ = converse(TEMPLATE)
+    commands = Commands(conversation)
+    live["t1"] = 0.7
+    commands.run("/save")
+    assert read_options(model) == {"t1": 0.7}
+    commands.run("/set quality fast")
+    live["t1"] = 0.6
+    commands.run("/save")
+    assert read_options(model) == {"quality": "fast"}
 
 
 def test_sampling_settings_are_checked() -> None:

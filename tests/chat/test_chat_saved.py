@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from fake_engine import TEMPLATE, converse, run
 
-from pyhobbit import HobbitError, SamplingConfig
+from pyhobbit import CacheConfig, Engine, EngineConfig, HobbitError, SamplingConfig
 from pyhobbit.chat.commands import Commands
+from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.saved import SavedChat, read_chat
 from pyhobbit.settings.config import ChatConfig
 
@@ -32,7 +33,42 @@ def test_a_saved_conversation_goes_on_where_it_was(
     assert len(prompts[-1]) == 6
     assert run(second, f"/save {path}", capsys)
     assert len(read_chat(path).turns) == 6
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [path.name, f"{path.name}.kv"]
+
+
+def test_a_loaded_conversation_reads_no_token_again(tiny_gguf: Path, tmp_path: Path) -> None:
+    path, question = tmp_path / "chat.json", "def read_file(path):\n    with open(path) as "
+    config = EngineConfig(CacheConfig(pools=5_000_000), 256)
+    sampling = SamplingConfig(temp=0)
+
+    def opened(engine: Engine) -> Conversation:
+        return Conversation(engine, ChatConfig(sampling=sampling, max_tokens=4))
+
+    with Engine(tiny_gguf, config) as engine:
+        list(opened(engine).ask("x = 1"))
+        first = opened(engine)
+        list(first.ask(question))
+        assert first.save(path) == path.with_name("chat.json.kv").stat().st_size > 0
+        answer = "".join(piece.text for piece in first.ask("\n"))
+        n_tokens = engine.n_context_tokens
+    with Engine(tiny_gguf, config) as engine:
+        second = opened(engine)
+        second.restore(path)
+        assert 0 < engine.n_context_tokens < n_tokens
+        assert "".join(piece.text for piece in second.ask("\n")) == answer
+        assert engine.stats().prompt_tokens_evaluated < 4
+    path.with_name("chat.json.kv").write_bytes(path.with_name("chat.json.kv").read_bytes()[:-100])
+    others = (
+        config,
+        replace(config, cache_type_k="q8_0"),
+        replace(config, cache=CacheConfig(pools=5_000_000, t1=0.5)),
+    )
+    for other in others:  # damaged, or of something else
+        with Engine(tiny_gguf, other) as engine:
+            second = opened(engine)
+            second.restore(path)
+            assert engine.n_context_tokens == 0
+            list(second.ask("\n"))
 
 
 def _saved_text(**changes: Any) -> str:
@@ -87,10 +123,10 @@ def test_a_damaged_file_is_one_sentence_and_changes_nothing(text: str, message: 
 def test_instructions_of_a_file_need_a_template(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     first, _ = converse(TEMPLATE, "one", system="be kind")
-    first.saved("m.gguf").write(path)
+    first.save(path)
     second, _ = converse(None, "two")
     with pytest.raises(HobbitError, match="no chat template"):
-        second.restore(read_chat(path))
+        second.restore(path)
     assert [turn["content"] for turn in second.turns] == ["two", "[1]"]
 
 
@@ -122,7 +158,7 @@ def test_a_full_disk_leaves_the_saved_conversation(tmp_path: Path, monkeypatch: 
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(HobbitError, match=r"cannot be written to .*: No space left"):
+    with pytest.raises(HobbitError, match=r"cannot be written: No space left"):
         replace(saved, system="x").write(tmp_path / "a.json")
     assert read_chat(tmp_path / "a.json") == saved
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

@@ -52,10 +52,20 @@ def test_figures_that_were_not_measured_are_left_out() -> None:
     assert _figures("length").startswith("16 tokens (max_tokens) | ")
     model = replace(MODEL, cached=False, has_experts=False)
     nothing = Stats(model, CacheStats(), 0.1, 1 << 20)
-    figures = ["0 tokens (interrupted)", "context 20 of 512", "memory 1.0 MiB"]
+    figures = [
+        "stopped while reading the prompt: /retry goes on, /undo forgets the question",
+        "context 20 of 512",
+        "memory 1.0 MiB",
+    ]
     assert answer_figures(nothing, "interrupted", 20) == figures
     one = replace(nothing, generated_tokens=1)
     assert answer_figures(one, "stop", 20)[0] == "1 token"
+
+
+def test_full_precision_needs_no_figures() -> None:
+    assert "high" not in _figures(selections_high=6)
+    assert "full precision" in model_figures(replace(MODEL, t1=1, t2=1), False)
+    assert "t1 0.5, t2 0.9" in model_figures(replace(MODEL, t1=0.5, t2=0.9), False)
 
 
 def test_a_context_that_was_chosen_is_told() -> None:

@@ -12,7 +12,7 @@ from conftest import RunPyhobbit
 
 import pyhobbit
 from pyhobbit import convert
-from pyhobbit.cli import chat, verbs
+from pyhobbit.cli import chat, serve, verbs
 from pyhobbit.cli.help import COMMON
 from pyhobbit.cli.main import main, with_options
 from pyhobbit.errors import ConfigError, HobbitError
@@ -81,6 +81,16 @@ def test_the_common_options_are_some_of_all(verb: str, capsys: pytest.CaptureFix
     assert len(re.findall(r"^  (?:-|MODEL)", common, re.MULTILINE)) == len(COMMON[verb]) < int(n_all)
     for name in COMMON[verb]:
         assert f"  {name if name.startswith('-') else name.upper()}" in whole
+
+
+@pytest.mark.parametrize("verb", ["bench", "chat", "config", "inspect", "serve"])
+def test_options_for_papers_have_a_help_of_their_own(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, research = _all_options(verb, capsys), _help(verb, capsys=capsys, option="--help-research")
+    assert "--help-research" in whole
+    assert "--quality" in whole
+    for name in ("--low-share", "--policy", "--t1"):
+        assert f"  {name} " in research
+        assert f"  {name} " not in whole
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -160,29 +170,15 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["chat", "m.gguf", "--hf-repo", "a/b"], "give one"),
         (["chat", "--hf-repo", "b"], "'b' is not a repository; write USER/NAME"),
         (["chat", "m.gguf", "--memmory", "1G"], "chat has no option --memmory; did you mean --memory?"),
-        (
-            ["inspect", "m.gguf", "--plots", "p"],
-            "inspect has no option --plots; python -m bench.analyse in a",
-        ),
-        (["bench", "--shape", "tiny"], "bench has no option --shape; python -m bench.compare in a checkout"),
         (["inspect", "m.gguf", "--foo"], "inspect has no option --foo; see: pyhobbit inspect --help"),
         (["serve", "m.gguf", "--foo"], "serve has no option --foo; see: pyhobbit serve --help"),
         (["inspect", "m.gguf", "--n-predict", "5"], "inspect has no option --n-predict; see"),
         (["chat", "https://example.com/m.gguf"], "is not an address on Hugging Face; download the file"),
         (["pull", "m.gguf"], "m.gguf is not on Hugging Face; write USER/NAME[:QUANT]"),
         (["rm", "m.gguf"], "m.gguf is a file, and rm deletes downloads only"),
+        (["chat", "m.gguf", "--memory", "8"], "--memory 8 is 8 bytes; for GiB write 8G"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
         (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many"),
-        (
-            ["chat", "m.gguf", "-ngl", "99"],
-            "chat has no option -ngl; a GPU build puts all layers",
-        ),
-        (
-            ["config", "m.gguf", "--gpu-layers=9"],
-            "no option --gpu-layers; a GPU build puts all layers",
-        ),
-        (["inspect", "m.gguf", "--cpu-moe"], "inspect has no option --cpu-moe; give --device CPU"),
-        (["chat", "m.gguf", "--n-cpu-moe", "9"], "chat has no option --n-cpu-moe; give --device-memory SIZE"),
     ],
 )
 def test_what_is_not_known_gets_the_nearest_that_is(
@@ -209,6 +205,11 @@ def test_what_is_not_known_gets_the_nearest_that_is(
         ("bench -m m.gguf -t 1", "bench m.gguf --threads 1"),
         ("convert -m m.gguf -t 1", "convert m.gguf --threads 1"),
         ("ls", "list"),
+        ("run m.gguf -f a.txt -b 512", "chat m.gguf --file a.txt --batch 512"),
+        ("chat m.gguf -ngl 99 -fa on --jinja -cnv -st --mlock --no-mmap --color -p x", "chat m.gguf -p x"),
+        ("chat m.gguf -fa --gpu-layers=all -p on", "chat m.gguf -p on"),
+        ("bench m.gguf -ngl 99 -fa 1 -ncmoe 9", "bench m.gguf"),
+        ("inspect m.gguf --cpu-moe", "inspect m.gguf --device=CPU"),
     ],
 )
 def test_the_words_of_other_programs_are_understood(
@@ -236,6 +237,27 @@ def test_help_is_a_word_too(arguments: list[str], capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == _help(
         *{"run": ["chat"]}.get(arguments[-1], arguments[1:]), capsys=capsys
     )
+
+
+def test_an_option_that_does_nothing_here_is_ignored_with_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(serve, "run", lambda args: seen.append(args.passed_on) or 0)
+    for verb, lines in (("chat", 2), ("serve", 1)):
+        assert main([verb, "none.gguf", "-ngl", "99", "-cnv"]) == (verb == "chat")
+        said = capsys.readouterr().err.splitlines()
+        assert said[lines - 1] == ("pyhobbit: -cnv is ignored: without -p or --file this is a conversation")
+    assert seen == [["-ngl", "99"]]
+    assert main(["list", "-ngl", "99"]) == 2
+    assert "list has no option -ngl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run", "show"])
+def test_other_names_have_a_help_that_says_them(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _help(name, capsys=capsys)
+    assert text.startswith(f"usage: pyhobbit {name} [MODEL] ")
+    assert f"Example: pyhobbit {name} m.gguf" in text
 
 
 def test_the_package_says_its_version() -> None:

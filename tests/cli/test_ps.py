@@ -12,14 +12,13 @@ from pyhobbit.cli.ps import _command, _model
 from pyhobbit.cli.server_flags import SERVER
 
 
-def test_a_running_command_is_listed(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
-    """A chat that waits for its prompt on standard input."""
-    model = tmp_path / "some.gguf"
-    command = [sys.executable, "-m", "pyhobbit", "chat", str(model), "--file", "-"]
+def test_a_running_command_is_listed(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    """A chat that waits for its prompt on standard input; its model has to exist."""
+    command = [sys.executable, "-m", "pyhobbit", "chat", str(tiny_gguf), "--file", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         listed = json.loads(run_pyhobbit("ps", "--json").stdout)
         (found,) = [each for each in listed if each["pid"] == process.pid]
-        assert (found["command"], found["model"]) == ("chat", str(model))
+        assert (found["command"], found["model"]) == ("chat", str(tiny_gguf))
         assert found["memory"] > 1 << 20
         process.kill()
     listed = json.loads(run_pyhobbit("ps", "--json").stdout)

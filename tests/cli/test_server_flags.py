@@ -134,10 +134,13 @@ def test_the_models_of_a_folder_share_the_memory() -> None:
 def test_the_address_is_one_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve.server_flags, "has_web_page", lambda: True)
     assert serve._address([]) == (
-        "http://127.0.0.1:8080 with the web page, OpenAI's API at http://127.0.0.1:8080/v1"
+        "http://127.0.0.1:8080 with the web page, the cache at http://127.0.0.1:8080/panel, "
+        "OpenAI's API at http://127.0.0.1:8080/v1"
     )
     given = ["--host", "::1", "--port", "9000", "--no-ui"]
-    assert serve._address(given) == "http://[::1]:9000, OpenAI's API at http://[::1]:9000/v1"
+    assert serve._address(given) == (
+        "http://[::1]:9000, the cache at http://[::1]:9000/panel, OpenAI's API at http://[::1]:9000/v1"
+    )
     assert serve._address(["--host", "a.sock"]) == "the socket a.sock"
     assert "a free port" in serve._address(["--port", "0"])
     monkeypatch.setattr(serve.server_flags, "has_web_page", lambda: False)
@@ -156,12 +159,13 @@ def test_settings_become_overrides() -> None:
 
 def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check = functools.partial(serve._check_memory, tiny_gguf, CacheConfig(), None)
-    check([])
+    plain, q8_0 = check([]), check(["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"])
+    assert 0 < q8_0.context < 0.6 * plain.context
+    assert plain.info.n_ctx == 4 * 512  # each slot has as many as the model was trained for
     monkeypatch.setattr(plan, "available_memory", lambda: 20 << 20)
     check(["-c", "512"])
     with pytest.raises(HobbitError, match=r"for a context of 8192 tokens.*use a smaller context$"):
-        check([])
-    check(["-c", "8192", "--cache-type-k", "q4_0"])  # may fit
+        check(["-c", "8192"])
     check(["-c", "8192", "--batch-size", "32"])
 
 

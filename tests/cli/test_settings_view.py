@@ -54,6 +54,7 @@ def test_what_is_computed_is_what_the_engine_has(tiny_gguf: Path, capsys: pytest
 VALUES: dict[str, Any] = {
     "memory": 1 << 30,
     "pools": 8 << 20,
+    "quality": "fast",
     "rule": "random",
     "strict": True,
     "price": 0.5,
@@ -65,13 +66,15 @@ VALUES: dict[str, Any] = {
     "weights": (1.0, 0.0, 0.0, 0.0),
     "prefetch": 1,
     "predictor": "repeat",
+    "prefetch_bar": 0.2,
     "io_threads": 2,
-    "remember": True,
     "device": "CPU",
     "degrade": True,
+    "placement": "cache",
 }
 FILES = ("sidecar", "trace", "timeline")
-OF_GPUS = ("device_memory", "mode", "early")
+OF_GPUS = ("device_memory", "mode", "early", "early_from")
+BESIDE: dict[str, dict[str, Any]] = {"confidence": {"rule": "rank"}}  # further options that it needs
 
 
 def _flags(options: dict[str, Any]) -> Iterator[str]:
@@ -109,7 +112,7 @@ def test_config_shows_what_the_engine_takes(
     name: str, is_calibrated: bool, priced: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For every option, beside nothing and beside a calibration, as a flag and in the file of options."""
-    model, given = priced if is_calibrated else tiny_gguf, {name: VALUES[name]}
+    model, given = priced if is_calibrated else tiny_gguf, {name: VALUES[name], **BESIDE.get(name, {})}
     _assert_agree(_config(capsys, model, *_flags(given)), model, given)
     model = Path(shutil.copy(model, priced.with_name("own.gguf")))
     if is_calibrated:

@@ -84,8 +84,6 @@ def test_json_has_what_was_counted(path: Path, capsys: pytest.CaptureFixture[str
         "misses_low": 0,
         "skipped": 0,
         "n_tokens": 6,
-        "loads_high": 2,
-        "loads_low": 0,
         "penalty": 2.0,
         "hit_rate": pytest.approx(4 / 6),
         "share_high": 1.0,

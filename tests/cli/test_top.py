@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from pyhobbit._tables import COUNTERS
+from pyhobbit.cli import top
 from pyhobbit.cli.main import main
-from pyhobbit.cli.top import lines
+from pyhobbit.cli.ps import Running
+from pyhobbit.cli.top import lines, tokens
 
 INFO = {
     "cached": True,
     "n_layers": 4,
     "n_experts": 8,
+    "n_experts_used": 4,
     "pool_bytes_high": 3 << 20,
     "pool_slots_high": 16,
     "pool_bytes_low": 0,
@@ -62,7 +65,7 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
         "93.8% hits, experts in memory: 16 of 32 (3.0 MiB)",
         "layers    █ ▄·  hits of each layer, from 0 %",
         "75% high, 19% low, 6% skipped",
-        "disk      10.0 MiB/s, 1.0 MiB per pass",
+        "disk      10.0 MiB/s, 1.0 MiB per token",
         "prefetch  on, 25% of 40 experts used",
         "memory    5.0 MiB in the process",
     ):
@@ -70,6 +73,18 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
     assert max(map(len, lines(BEFORE, NOW, [5.0, 10.0], None))) < 80
     shares = [line.split()[1] for line in text.splitlines() if line.startswith("time")]
     assert shares == ["50.0", "25.0", "25.0"]
+    assert tokens(BEFORE, NOW) == 10
+    prompt = {"slot": 1, "tokens": 512, "tokens_all": 4000, "tokens_pass": 256, "layers": 3, "layers_all": 24}
+    reads = {**NOW, "reading": [{**prompt, "seconds_left": 12.3}]}
+    assert _screen(BEFORE, reads, 1.0)["prompt"] == (
+        "prompt    512 of 4000 tokens in slot 1, layer 3 of 24 of the next 256, 12 s left"
+    )
+    busy = _screen(BEFORE, {**NOW, "compute_s": 9.0, "stall_s": 3.0}, 1.0)  # threads add up
+    assert [line.split()[1] for name, line in busy.items() if name.startswith("time")] == [
+        "0.0",
+        "100.0",
+        "0.0",
+    ]
     assert "low  " not in text
 
 
@@ -130,6 +145,19 @@ def test_what_cannot_be_shown_is_one_sentence(
     assert message in capsys.readouterr().err
 
 
+def test_the_only_server_of_the_machine_is_found(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = address.removeprefix("http://")
+    found = [Running(1, "serve", "m", 1, plain), Running(2, "serve", "m", 1), Running(3, "chat", "m", 1)]
+    monkeypatch.setattr(top, "running", lambda: found)
+    assert main(["top", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    assert capsys.readouterr().out.startswith(f"pyhobbit serve at {address}\n")
+    found.append(Running(4, "serve", "m", 1, "127.0.0.1:9"))
+    assert main(["top"]) == 2
+    assert f"give the address of one: {plain}, 127.0.0.1:9" in capsys.readouterr().err
+
+
 def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "http://127.0.0.1:9", "--once"]) == 1
+    assert main(["top", "127.0.0.1:9", "--once"]) == 1
     assert "no pyhobbit serve answers at http://127.0.0.1:9" in capsys.readouterr().err

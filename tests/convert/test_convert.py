@@ -303,7 +303,7 @@ def test_the_next_command_is_said_last(
     named = model_argument.format(tmp_path)
     assert capsys.readouterr().err.splitlines()[-2:] == [
         f"next: pyhobbit calibrate {named} --text FILE",
-        f"  or: pyhobbit chat {named} --t1 0.6 --t2 0.9",
+        f"  or: pyhobbit chat {named} --quality small-loss",
     ]
 
 

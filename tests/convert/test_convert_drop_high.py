@@ -182,7 +182,7 @@ def test_what_is_written_is_verified(two_tiers: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_divergences_the_command_is_named(two_tiers: Path) -> None:
-    command = f"pyhobbit calibrate {two_tiers} --text FILE --per-expert"
+    command = f"pyhobbit calibrate {two_tiers} --text FILE --rule edgemoe"
     calibration_path(two_tiers).write_bytes(pack_header([], [], 32))
     with pytest.raises(HobbitError, match=command):
         drop_high(two_tiers, 0.5)
@@ -204,12 +204,12 @@ def test_some_must_go_and_some_stay(two_tiers: Path, share: float, dropped: str)
         drop_high(two_tiers, share)
 
 
-def test_a_file_of_an_earlier_version_with_residual_tiers_is_refused(two_tiers: Path) -> None:
+def test_a_tier_of_an_unknown_kind_is_refused(two_tiers: Path) -> None:
     key = b"hobbit.tier.high.kind"
     before, _, after = two_tiers.read_bytes().partition(b"complete")
     assert key in before[-64:]
     two_tiers.write_bytes(before + b"residual" + after)
-    with pytest.raises(HobbitError, match="residual tiers, which were removed in this version"):
+    with pytest.raises(HobbitError, match="unknown kind residual: convert it again"):
         read_model_file(two_tiers)
 
 

@@ -257,12 +257,9 @@ def damage(path: Path, position: Callable[[int], int]) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-@pytest.mark.parametrize(
-    ("position", "message"),
-    [(lambda size: size - 4096, "reads back differently"), (lambda _: 100, "metadata differ|damaged")],
-)
+@pytest.mark.parametrize("position", [lambda size: size - 4096, lambda _: 100], ids=["data", "header"])
 def test_verification_finds_damage(
-    model: Path, monkeypatch: pytest.MonkeyPatch, position: Callable[[int], int], message: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, position: Callable[[int], int]
 ) -> None:
     original = pipeline.write_output
 
@@ -272,7 +269,7 @@ def test_verification_finds_damage(
         return result
 
     monkeypatch.setattr(pipeline, "write_output", write_and_damage)
-    with pytest.raises(HobbitError, match=message):
+    with pytest.raises(HobbitError, match="reads back differently"):
         convert(Options(model))
     assert list(model.parent.iterdir()) == [model]
 

@@ -70,10 +70,10 @@ static hobbit_model * open_model(const std::string & path, const ggml_tensor * m
     hobbit_model *      model    = nullptr;
     hobbit_context *    context  = nullptr;
 
-    std::vector<hobbit_setting> settings = { { "hobbit.pools", HOBBIT_SETTING_INT, n_slots * slot, 0, nullptr },
-                                             { "hobbit.prefetch", HOBBIT_SETTING_INT, 0, 0, nullptr } };
+    std::vector<hobbit_setting> settings = { { "hobbit.pools", double(n_slots * slot), nullptr },
+                                             { "hobbit.prefetch", 0, nullptr } };
     if (!compute_name.empty()) {
-        settings.push_back({ "hobbit.device", HOBBIT_SETTING_STRING, 0, 0, compute_name.c_str() });
+        settings.push_back({ "hobbit.device", 0, compute_name.c_str() });
     }
     const bool ok = hobbit_open(path.c_str(), settings.data(), settings.size(), &model, err, sizeof(err)) && model &&
                     hobbit_place_layers(model, nullptr, 0, true, err, sizeof(err)) &&

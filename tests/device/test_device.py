@@ -4,7 +4,6 @@
 import json
 import re
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from exactness import SHORT_PLANS
 from logits import Override, Result, RunError
 
 from pyhobbit.engine.beams import best_continuations
+from pyhobbit.quality.stored import Calibration
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
@@ -58,18 +58,19 @@ def test_host_memory_stands_between_the_device_and_the_disk(
     assert stats["bytes_transferred"] > stats["bytes_read"] > 0
 
 
-def test_a_second_start_finds_on_the_device_what_the_first_one_used(
+def test_a_start_finds_on_the_device_what_a_calibration_used(
     tiny_gguf: Path, rpc: str, on_cpu: Result, tmp_path: Path
 ) -> None:
     model = tmp_path / "tiny.gguf"
     model.symlink_to(tiny_gguf)
-    settings: dict[str, Override] = {"hobbit.pools": 64 << 20, "hobbit.remember": True}
-    first, second = (on_rpc.run(model, rpc, settings) for _ in range(2))
-    assert first.stats["misses_high"] > 0
-    assert second.stats["misses_high"] == 0  # though the first token came at once
-    assert second.stats["bytes_transferred"] > 0
-    for result in (first, second):
-        on_rpc.assert_same(result, on_cpu)
+    n_all, weights = on_cpu.info["n_layers"] * on_cpu.info["n_experts"], (1.0, 0.0, 0.0, 0.0)
+    uses, size = (1,) * n_all, tiny_gguf.stat().st_size
+    low_bytes = int(on_cpu.info["tier_bytes_low"])
+    Calibration(size, low_bytes, 1.0, 1.0, 0.0, "lru", weights, expert_uses=uses).write(model)
+    result = on_rpc.run(model, rpc, {"hobbit.pools": 64 << 20})
+    assert result.stats["misses_high"] == 0  # though the first token came at once
+    assert result.stats["bytes_transferred"] > 0
+    on_rpc.assert_same(result, on_cpu)
 
 
 @pytest.mark.parametrize("mode", ["gpu", "cooperative"])
@@ -246,10 +247,9 @@ def test_the_server_counts_what_was_found_where(tiny_gguf: Path, rpc: str, tmp_p
     device = ("--rpc", rpc, "--device", "RPC0", "--pools", "8M")
     with servers.serving(tiny_gguf, tmp_path / "device.log", *device) as on_device:
         text = on_device.complete()
-        cache = None
-        while cache != (cache := on_device.cache()):  # until the last upload in the background is counted
-            time.sleep(0.2)
-        metrics = on_device.request("/metrics").text
+        cache, metrics = on_device.cache(), on_device.request("/metrics").text
+        while cache != on_device.cache():  # an upload in the background was counted in between
+            cache, metrics = on_device.cache(), on_device.request("/metrics").text
     with servers.serving(tiny_gguf, tmp_path / "cpu.log", "--pools", "8M") as on_cpu:
         assert text == on_cpu.complete()
         assert on_cpu.cache()["host_slots_high"] == 0

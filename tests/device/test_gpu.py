@@ -68,7 +68,8 @@ class Gpu:
 
     @property
     def lib_dir(self) -> Path:
-        return ROOT / "build" / self.target / "bin"
+        folders = [ROOT / "build" / each / "bin" for each in (self.target, "wheel")]
+        return next((each for each in folders if (each / f"libggml-{self.target}.so").exists()), folders[0])
 
     def why_not(self) -> str:
         """The reason for which it cannot be used here, or nothing."""

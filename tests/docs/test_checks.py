@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _docs_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     yield
-    for name in ("openings", "check_budget", "sentences"):
+    for name in ("openings", "check_budget", "picture", "sentences"):
         sys.modules.pop(name, None)
 
 
@@ -69,3 +69,17 @@ def test_the_plan_of_a_layer_is_printed(tiny_gguf: Path) -> None:
     uses = re.findall(r"(?:: |, )\d+ 0\.\d\d (high|low|skipped)", printed)
     assert re.match(r"token 0, layer 0: \d+ 0\.\d\d high, ", printed)
     assert set(uses) == {"high", "low", "skipped"}
+
+
+def test_the_readmes_picture_has_the_figures_of_its_table() -> None:
+    import picture  # lies in docs/
+
+    found = picture.read((ROOT / "docs/measurements.md").read_text("utf-8"))
+    drawn = (ROOT / "docs/speed-by-memory.svg").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for arms, _ in picture.LINES.values():
+        for arm in arms:
+            assert found[arm]
+            for _, speed in found[arm]:
+                assert f">{speed:.3g}</text>" in drawn
+                assert f"| {speed:.1f} |" in readme

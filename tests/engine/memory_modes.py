@@ -29,6 +29,7 @@ from pyhobbit.settings.config import parse_size
 MiB = 1 << 20
 ABOVE = 8 * MiB  # the budget
 BELOW = 0.92  # share of the budget
+REQUESTS = 24  # the server leaves this part of it to requests that it reads: docs/server.md
 # more than a whole micro-batch, so that its buffers are used to their end; then tokens one by one
 PROMPT = "A long prompt, so that a batch of it asks for most experts of every layer at once. " * 6
 N_TOKENS = 12
@@ -39,14 +40,15 @@ LOW = ("--t1", 0.6, "--t2", 0.9)
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes: of the budget, and the most that the process held."""
+    """Bytes: of the budget, the most that the process held, and what is left to large requests."""
 
     budget: int
     peak: int
+    requests: int = 0
 
     @property
     def is_right(self) -> bool:
-        return BELOW * self.budget <= self.peak <= self.budget + ABOVE
+        return BELOW * self.budget - self.requests <= self.peak <= self.budget + ABOVE
 
 
 #
@@ -144,7 +146,8 @@ MODES: dict[str, Callable[[int], int]] = {
 
 
 def measure(mode: str, budget: int) -> Peak:
-    return Peak(budget, MODES[mode](budget))
+    requests = budget // REQUESTS if mode.startswith("serve") else 0
+    return Peak(budget, MODES[mode](budget), requests)
 
 
 def main() -> int:

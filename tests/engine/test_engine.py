@@ -82,12 +82,12 @@ def test_the_figures_of_each_answer_are_differences(engine: Engine) -> None:
 def test_thresholds_change_between_two_answers(tiny_gguf: Path) -> None:
     config = EngineConfig(cache=CacheConfig(pools=8 << 20, t1=0.5, t2=0.9), n_threads=2)
     with Engine(tiny_gguf, config) as opened:
-        opened.set_thresholds(1, 1)
+        opened.set(t1=1, t2=1)
         assert (opened.info().t1, opened.info().t2) == (1, 1)
         high = opened.stats()
         _greedy(opened, PROMPT, 8)
         high = opened.stats().since(high)
-        opened.set_thresholds(0, 0)
+        opened.set(t1=0, t2=0)
         skipping = opened.stats()
         _greedy(opened, "import os", 8)
         skipping = opened.stats().since(skipping)
@@ -95,7 +95,7 @@ def test_thresholds_change_between_two_answers(tiny_gguf: Path) -> None:
         assert skipping.cache.selections_skipped > 0 == skipping.cache.selections_low
         for t1, t2 in ((0.9, 0.5), (-1, 1), (0, float("nan"))):
             with pytest.raises(ConfigError):
-                opened.set_thresholds(t1, t2)
+                opened.set(t1=t1, t2=t2)
         assert (opened.info().t1, opened.info().t2) == (0, 0)
 
 
@@ -119,7 +119,7 @@ def test_a_live_setting_changes_alone_and_others_not_at_all(tiny_gguf: Path) -> 
 
 def test_every_predictor_gives_the_same_text(tiny_gguf: Path) -> None:
     texts = {}
-    for name in set(OPTIONS["predictor"][0].choices) - {"given"}:  # nothing is given
+    for name in OPTIONS["predictor"][0].choices:
         cache = CacheConfig(pools=10 << 20, t1=1.0, predictor=name)
         with Engine(tiny_gguf, EngineConfig(cache=cache, n_threads=1)) as engine:
             pieces = engine.generate("def f(x):\n", 32, SamplingConfig(temp=0))
@@ -132,14 +132,14 @@ def test_every_predictor_gives_the_same_text(tiny_gguf: Path) -> None:
 def test_thresholds_need_a_low_pool_and_a_cache(tiny_gguf: Path, tmp_path: Path) -> None:
     with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, t1=1, t2=1))) as high:
         with pytest.raises(HobbitError, match="opened without a pool for them"):
-            high.set_thresholds(0.5, 0.9)
+            high.set(t1=0.5, t2=0.9)
         assert high.info().t1 == 1
     models.write_dense_llama(tmp_path / "dense.gguf")
     with (
         Engine(tmp_path / "dense.gguf") as dense,
         pytest.raises(HobbitError, match="without an expert cache"),
     ):
-        dense.set_thresholds(0.5, 0.9)
+        dense.set(t1=0.5, t2=0.9)
 
 
 def test_a_penalty_makes_repetition_rarer(engine: Engine) -> None:

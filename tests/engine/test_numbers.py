@@ -81,7 +81,7 @@ def assert_stocks_bits(model: Path, pools: int, **overrides: logits.Override) ->
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("n_experts", [513, 896, LIMIT])
+@pytest.mark.parametrize("n_experts", [513, LIMIT])
 def test_as_many_experts_as_llama_cpp_runs(n_experts: int, tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
     model, trace = many_experts(n_experts, tmp_path / "m.gguf"), tmp_path / "t.csv"
     assert_stocks_bits(model, 4 << 20)
@@ -90,7 +90,7 @@ def test_as_many_experts_as_llama_cpp_runs(n_experts: int, tmp_path: Path, run_p
     for verb in (
         (*chat, "--trace", trace),
         ("simulate", "--trace", trace, "--capacity", 0.2, "--prior", trace, "--predictor", "paths"),
-        ("inspect", model, "--trace", trace, "--pools", "4M"),
+        ("inspect", model, "--pools", "4M"),
         ("convert", "--low", "q4_0", "--sidecar", model),
         ("calibrate", model, "--text", tmp_path / "x.txt", "--chunks", 4, "--ctx", 64),
         (*chat, "--policy", "echo"),
@@ -132,7 +132,7 @@ def test_each_layer_uses_its_own_number(uneven: Path, tmp_path: Path, run_pyhobb
     chat = ("chat", uneven, "-p", "a b c", "-n", 12, "--pools", "1M", "--temp", 0)
     for verb in (
         (*chat, "--trace", trace),
-        ("inspect", uneven, "--trace", trace, "--pools", "1M"),
+        ("inspect", uneven, "--pools", "1M"),
         (*chat, "--policy", "echo", "--predictor", "paths"),
     ):
         done = run_pyhobbit(*verb)
@@ -165,7 +165,7 @@ def test_each_layer_uses_its_own_number(uneven: Path, tmp_path: Path, run_pyhobb
 def test_calibration_and_analyses_count_each_layers_own_number(
     uneven: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
 ) -> None:
-    from bench import analyse
+    from bench import report
     from pyhobbit.engine.engine import Engine
     from pyhobbit.settings.config import CacheConfig, EngineConfig
 
@@ -178,7 +178,9 @@ def test_calibration_and_analyses_count_each_layers_own_number(
             "calibrate", uneven, "--text", text, "--chunks", 4, "--ctx", 64, "--max-kl", 0.5, *rule
         )
         assert done.returncode == 0, done.stderr
-    assert analyse.main([str(uneven), "--text", str(text), "--chunks", "3", "--plots", str(tmp_path)]) == 0
+    parts = ["--parts", "routing", "skipping", "--output", str(tmp_path)]
+    assert report.main([str(uneven), "--text", str(text), "--chunks", "3", *parts]) == 0
+    assert (tmp_path / "lines.jsonl").read_text().count('"figures"') == 2
     with Engine(uneven, EngineConfig(cache=CacheConfig(pools=4 << 20), n_ctx=64)) as engine:
         info = engine.info()
     sizes: dict[int, float] = {}
@@ -204,8 +206,6 @@ def test_an_override_of_the_number_is_the_number_that_runs(tmp_path: Path, run_p
     assert read_trace(trace).n_used == 6
     done = run_pyhobbit("simulate", "--trace", trace, "--capacity", 0.5, "--json")
     assert json.loads(done.stdout)["n_used"] == 6
-    done = run_pyhobbit("inspect", model, "--trace", trace, "--pools", "12M")
-    assert "was recorded with 6 experts per token" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -220,6 +220,8 @@ def test_an_override_of_the_number_is_the_number_that_runs(tmp_path: Path, run_p
         ("llama.block_count", 7, "does not fit the model"),
         ("llama.block_count", 600, "does not fit the model"),
         ("general.architecture", "qwen3moe", "does not fit the model"),
+        ("llama.rope.scaling.factor", 2, "is of type int and must be float"),  # which the file lacks
+        ("llama.attention.causal", 1, "is of type int and must be bool"),
     ],
 )
 def test_an_impossible_override_is_named_and_the_file_not_blamed(
@@ -243,6 +245,30 @@ def test_an_override_for_another_architecture_is_a_warning() -> None:
         Hobbit(str(models.tiny()), pools="6M", n_ctx=64, verbose=False, kv_overrides=given) as opened,
     ):
         assert opened.stats().info.n_experts_used == 2
+
+
+def test_chat_overrides_the_experts_of_a_token(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    stats, option = tmp_path / "stats.json", ("--override-kv", "llama.expert_used_count=int:1")
+    done = run_pyhobbit(
+        "chat", models.tiny(), "--pools", "6M", "-p", "hi", "-n", 4, "--stats-json", stats, *option
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(stats.read_text())["n_experts_used"] == 1
+
+
+def test_inspect_plans_with_an_override(run_pyhobbit: RunPyhobbit) -> None:
+    shown = ("inspect", models.tiny(), "--no-speed", "--pools", "6M", "--json")
+    option = ("--override-kv", "llama.expert_used_count=int:1")
+    plans = [json.loads(run_pyhobbit(*shown, *each).stdout)["memory"]["info"] for each in ((), option)]
+    assert [each["n_experts_used"] for each in plans] == [2, 1]
+
+
+@pytest.mark.parametrize("given", ["llama.vocab_size=1", "llama.vocab_size=int:x", "x", "hobbit.t1=float:1"])
+def test_a_wrong_override_says_how_it_is_written(given: str, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("chat", models.tiny(), "-p", "x", "--override-kv", given)
+    reason = "options of their own" if given.startswith("hobbit.") else "KEY=TYPE:VALUE"
+    assert reason in done.stderr
+    assert done.returncode == 2
 
 
 def test_the_server_names_an_impossible_override(run_pyhobbit: RunPyhobbit) -> None:

@@ -25,7 +25,7 @@ from pyhobbit.errors import HobbitError
 
 PROMPT = "def read_file(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write_file("
 N_DECODED = 12
-READ_TIMEOUT_S = 2
+READ_TIMEOUT_S = {True: 2, False: 50}  # where a read hangs, and elsewhere: a busy machine is slow
 shim = ctypes.CDLL(None)
 
 
@@ -38,7 +38,7 @@ def compute(case: dict[str, Any]) -> None:
     """Prints the checksum of the logits after a prompt and of some tokens of its greedy continuation."""
     arm(case, "load")
     digest = hashlib.sha256()
-    options = {"hobbit.read_timeout": READ_TIMEOUT_S}
+    options = {"hobbit.read_timeout": READ_TIMEOUT_S[":hang:" in case["fault"]]}
     with Hobbit(
         case["model"], pools=3_000_000, t1=1.0, n_ctx=256, verbose=False, kv_overrides=options
     ) as model:

@@ -11,11 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import architecture_file
 import models
 import numpy as np
 import pytest
-import random_moe
 from hobbits import GREEDY, POOLS, PROMPT, open_model, run_script, text_of
 from traces import turn_lengths
 
@@ -27,7 +25,6 @@ from pyhobbit import (
     Hobbit,
     HobbitError,
     SamplingConfig,
-    TextDrafts,
 )
 from pyhobbit.errors import ContextError
 from pyhobbit.model.file_names import calibration_path
@@ -47,6 +44,18 @@ def model(tiny_gguf: Path) -> Iterator[Hobbit]:
 #
 # Llama's behaviour
 #
+
+
+def test_nothing_is_printed_unless_it_is_asked_for(
+    tiny_gguf: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Hobbit(tiny_gguf, pools=POOLS, n_ctx=64) as model:
+        model("a", max_tokens=1)
+        assert str(model.stats()) == model.stats().summary()
+    assert capfd.readouterr() == ("", "")
+    with Hobbit(tiny_gguf, pools=POOLS, n_ctx=64, verbose=True):
+        pass
+    assert "llama_context" in capfd.readouterr().err
 
 
 def test_logits_are_those_of_llama_without_a_cache() -> None:
@@ -107,80 +116,7 @@ def test_probabilities_of_tokens_come_with_logits_all(tiny_gguf: Path) -> None:
     assert all(value <= 0 for value in choice["logprobs"]["token_logprobs"])
 
 
-def test_a_draft_model_changes_no_token(tiny_gguf: Path, model: Hobbit) -> None:
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    with open_model(tiny_gguf, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4)) as drafted:
-        assert text_of(drafted, max_tokens=48) == text_of(model, max_tokens=48)
-
-
-def test_drafts_from_the_text_change_no_token_and_keep_few_logits(tiny_gguf: Path, model: Hobbit) -> None:
-    prompts = ["for i in range(10):\n    print(i)\n" * 4, PROMPT]
-    drafts = TextDrafts(4)
-    with open_model(tiny_gguf, draft_model=drafts) as drafted:
-        assert [text_of(drafted, each, max_tokens=64) for each in prompts] == [
-            text_of(model, each, max_tokens=64) for each in prompts
-        ]
-        assert drafted.scores.shape == model.scores.shape
-        assert drafted.info().pool_bytes_high == model.info().pool_bytes_high
-        assert drafted.n_batch == model.n_batch
-    assert 0 < drafts.n_accepted <= drafts.n_drafted
-
-
-def test_drafts_go_on_where_the_text_does_and_begin_anew_elsewhere() -> None:
-    drafts = TextDrafts(3)
-    text = [1, 2, 3, 4, 5]
-    for new in range(10, 15):  # four passes of one token, before the first draft
-        text.append(new)
-        assert drafts(np.array(text, np.intc)).tolist() == []
-        drafts.note_pass(1, 1.0)
-    text += [1, 2, 3]
-    drafts.note_pass(3, 1.0)  # not a pass of drafts: the caller added tokens
-    assert drafts(np.array(text, np.intc)).tolist() == [4]
-    drafts.note_pass(2, 1.2)
-    text += [4, 5]  # the draft was right, and 5 is the token after it
-    assert drafts(np.array(text, np.intc)).tolist() == [10, 11, 12]
-    assert (drafts.n_drafted, drafts.n_accepted) == (1, 1)
-    drafts.note_pass(4, 1.4)
-    assert drafts(np.array([7, 8], np.intc)).tolist() == []  # another text
-    assert (drafts.n_drafted, drafts.n_accepted) == (1, 1)
-
-
-@pytest.mark.parametrize("number", [0, 16, 2.5])
-def test_a_number_of_drafts_that_cannot_be_is_refused(number: float) -> None:
-    with pytest.raises(ConfigError, match="num_pred_tokens is"):
-        TextDrafts(number)
-
-
-def test_a_model_whose_state_cannot_go_back_takes_no_drafts(tmp_path: Path) -> None:
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    path = architecture_file.write("jamba", tmp_path / "m.gguf")
-    for drafts in (TextDrafts(), LlamaPromptLookupDecoding(4), lambda _ids: np.array([], np.intc)):
-        with pytest.raises(HobbitError, match="leave draft_model out"):
-            open_model(path, draft_model=drafts)
-
-
-class _Wrong(TextDrafts):
-    def __call__(self, input_ids: Any, /, **_kwargs: Any) -> np.ndarray:
-        self.n_drafted += 3
-        return np.array([3, 4, 5], np.intc)
-
-
-def test_a_state_goes_back_over_wrong_drafts(tmp_path: Path) -> None:
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    path, drafts = tmp_path / "hybrid.gguf", _Wrong(3)
-    random_moe.write_model(random_moe.hybrid(), path, models.stock_dir())
-    with open_model(path) as plain, open_model(path, draft_model=drafts) as drafted:
-        for prompt in ("import os\n", "x = 3"):
-            assert text_of(drafted, prompt, max_tokens=24) == text_of(plain, prompt, max_tokens=24)
-    assert drafts.n_drafted > 100
-    with pytest.raises(HobbitError, match="leave draft_model out, or use TextDrafts"):
-        open_model(path, draft_model=LlamaPromptLookupDecoding(4))
-
-
-@pytest.mark.parametrize("n_ctx", [64, 100, 128, 257, 300, 700])
+@pytest.mark.parametrize("n_ctx", [64, 100, 257, 700])
 def test_an_answer_without_a_limit_ends_with_the_context(tiny_gguf: Path, n_ctx: int) -> None:
     with open_model(tiny_gguf, n_ctx=n_ctx) as model:
         assert model.n_ctx() == n_ctx
@@ -279,12 +215,12 @@ def test_key_value_overrides_are_passed_on(tiny_gguf: Path) -> None:
 def test_thresholds_change_while_it_is_open(tiny_gguf: Path) -> None:
     with open_model(tiny_gguf, t1=0.6, t2=1.0) as model:
         high = text_of(model)
-        model.set_thresholds(0.0, 0.0)
+        model.set(t1=0.0, t2=0.0)
         before = model.stats()
         low = text_of(model, "import os\n")
         assert model.stats().since(before).cache.selections_skipped > 0
         with pytest.raises(HobbitError, match="must not be above"):
-            model.set_thresholds(0.9, 0.1)
+            model.set(t1=0.9, t2=0.1)
     assert high != low
 
 
@@ -305,7 +241,7 @@ def test_a_dense_model_runs_and_says_that_settings_do_nothing(tmp_path: Path) ->
         assert len(list(zip(range(3), model.generate([1, 70], temp=0.0), strict=False))) == 3
         assert not model.info().cached
         with pytest.raises(HobbitError, match="without an expert cache"):
-            model.set_thresholds(0.5, 0.9)
+            model.set(t1=0.5, t2=0.9)
     with pytest.warns(UserWarning, match="dense model"), Hobbit(path, memory="4G", verbose=False):
         pass
 
@@ -461,14 +397,14 @@ def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_pat
         prompts = llama.LlamaRAMCache()
         model.set_cache(prompts)
         assert model.info().t1 == 1
-        report = model.calibrate(models.TINY / "heldout.txt", max_kl=0.05, max_chunks=4, n_ctx=128)
+        report = model.calibrate(models.TINY / "heldout.txt", max_kl=0.05, max_chunks=4, n_ctx=64)
         assert calibration_path(path).exists()
         assert model.info().price == report.calibration.price > 0
         assert model.cache is prompts
         model.set_cache(None)
         assert text_of(model)
         assert model.stats().cache.selections_low > 0
-        report = model.calibrate(models.TINY / "heldout.txt", max_kl=0.05, minutes=0.01, n_ctx=128)
+        report = model.calibrate(models.TINY / "heldout.txt", max_kl=0.05, minutes=0.01, n_ctx=64)
         assert model.info().price == report.calibration.price > 0
         short = tmp_path / "short.txt"
         short.write_text("too little")

@@ -57,6 +57,6 @@ def test_the_reference_is_built(tmp_path: Path) -> None:
     page = (tmp_path / "pyhobbit.html").read_text(encoding="utf-8")
     for name in pyhobbit.__all__:
         assert f'id="{name}"' in page
-    for name in ("calibrate", "from_pretrained", "set_thresholds"):
+    for name in ("calibrate", "from_pretrained", "set"):
         assert f'id="Hobbit.{name}"' in page
     assert 'href="llama_cpp/llama.html#Llama.create_chat_completion"' in page

@@ -147,7 +147,7 @@ AFTER_CLOSE: dict[str, Callable[[Hobbit], object]] = {
     "ctx": lambda model: model.ctx,
     "model": lambda model: model.model,
     "stats": lambda model: model.stats(),
-    "set_thresholds": lambda model: model.set_thresholds(0.5, 0.9),
+    "set": lambda model: model.set(t1=0.5, t2=0.9),
     "calibrate": lambda model: model.calibrate("x"),
     "enter": lambda model: model.__enter__(),
 }

@@ -7,13 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from traces import letters, write_trace
 
 from pyhobbit._tables import COUNTERS
-from pyhobbit.engine.engine import Engine, Piece
-from pyhobbit.engine.plan import MemoryPlan, lay_out
+from pyhobbit.engine.engine import Piece
+from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
@@ -24,13 +22,10 @@ from pyhobbit.inspect.speed import (
     decode_texts,
     estimate,
     measure_sample,
-    own_trace,
-    replay,
 )
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
-from pyhobbit.routing.trace import ROUTE, read_trace
-from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _GIB = 1 << 30
 
@@ -76,7 +71,7 @@ def _plan(**info: object) -> MemoryPlan:
 
 
 def test_without_better_knowledge_experts_are_used_alike() -> None:
-    found = estimate(PLAN, SAMPLE, DISK, None)
+    found = estimate(PLAN, SAMPLE, DISK)
     assert (found.source, found.hits) == ("even", (0.4, 0.2))
     # 40 selections a token: half of them high at 60 % misses, 30 % low at 80 %
     assert found.read_bytes == pytest.approx(40 * (0.5 * 0.6 * (1 << 20) + 0.3 * 0.8 * (1 << 19)))
@@ -86,26 +81,12 @@ def test_without_better_knowledge_experts_are_used_alike() -> None:
 
 def test_hits_come_from_what_knows_best() -> None:
     sampled = replace(SAMPLE, warm=Warm((0.7, 0.6), 0.03, 9e6))
-    warm = estimate(PLAN, sampled, DISK, None)
+    warm = estimate(PLAN, sampled, DISK)
     assert (warm.hits, warm.wait_s, warm.read_bytes) == ((0.7, 0.6), 0.03, 9e6)
-    assert estimate(PLAN, sampled, DISK, (0.8, 0.5)).source == "trace"
-    whole = estimate(_plan(pool_slots_high=1000, pool_slots_low=0), sampled, DISK, None)
+    whole = estimate(_plan(pool_slots_high=1000, pool_slots_low=0), sampled, DISK)
     assert (whole.source, whole.wait_s, whole.tokens_per_second) == ("all", 0, 20)
-    stock = estimate(_plan(cached=False, pool_slots_low=0), SAMPLE, None, None)
+    stock = estimate(_plan(cached=False, pool_slots_low=0), SAMPLE, None)
     assert (stock.source, stock.read_bytes) == ("all", 0)
-
-
-def test_routes_meet_the_pools_of_the_plan() -> None:
-    routes = np.zeros(2 * 10 * 4, ROUTE)
-    routes["token"] = np.repeat(np.arange(2), 40)
-    routes["layer"] = np.tile(np.repeat(np.arange(10), 4), 2)
-    routes["expert"] = np.tile(np.arange(4), 20)
-    routes["weight"] = np.tile([0.97, 0.01, 0.01, 0.01], 20)
-    routes["counted"] = 1
-    everything = _plan(t1=1.0, t2=1.0, pool_slots_low=0)
-    assert replay(everything, routes, "lru") == (0.5, 1.0)  # the second token finds what the first has loaded
-    assert replay(everything, routes, "static") == (1.0, 1.0)  # begins with what they use
-    assert replay(replace(PLAN, info=replace(PLAN.info, t1=0.0, t2=1.0)), routes, "lru") == (0.5, 0.5)
 
 
 def _read_so_far() -> int:
@@ -201,33 +182,13 @@ def test_a_sample_is_computed_from_the_counters(evictions: int, monkeypatch: pyt
     assert (sample.warm.wait_s, sample.warm.read_bytes) == pytest.approx((0.15 / 2, 15e6 / 2))
 
 
-def test_the_estimate_reads_what_a_run_read(tiny_gguf: Path, tmp_path: Path) -> None:
-    """By the run's own trace: as many experts, and as many bytes but for the ends of direct reads."""
-    cache = CacheConfig(pools=6 << 20, prefetch=0, t1=1.0, t2=1.0)
-    config = EngineConfig(cache=cache, n_ctx=256, n_threads=1)
-    trace = tmp_path / "run.csv"
-    with Engine(tiny_gguf, replace(config, cache=replace(cache, trace=trace))) as engine:
-        answer = engine.generate("def read_file(path):", 64, SamplingConfig(temp=0))
-        next(answer)
-        before = engine.stats()
-        n_tokens = sum(1 for _ in answer)
-        run = engine.stats().since(before).cache
-    plan = lay_out(tiny_gguf, config)
-    hits = replay(plan, read_trace(trace).routes, "echo")
-    found = estimate(plan, replace(SAMPLE, mix=(1.0, 0.0, 0.0)), None, hits)
-    expert = plan.info.tier_bytes_high / plan.info.n_all_experts
-    assert run.misses_high > 10 * n_tokens / 4
-    assert found.read_bytes == pytest.approx(run.misses_high * expert / n_tokens)
-    assert found.read_bytes == pytest.approx(run.bytes_read / n_tokens, rel=0.08)
-
-
 #
 # text for people
 #
 
 
 def _speed(**changes: object) -> Speed:
-    return replace(estimate(PLAN, SAMPLE, DISK, None), **changes)
+    return replace(estimate(PLAN, SAMPLE, DISK), **changes)
 
 
 def test_the_rows_name_sizes_and_the_assumption() -> None:
@@ -269,7 +230,7 @@ def test_advice_is_about_what_takes_the_time() -> None:
 def test_a_low_tier_that_lies_idle_is_mentioned_once(tmp_path: Path) -> None:
     model = tmp_path / "my model.gguf"
     idle, cache = _plan(t1=1.0, t2=1.0, model=str(model)), CacheConfig()
-    command = f"run pyhobbit calibrate '{model}' --text FILE, or start with --t1 0.6 --t2 0.9"
+    command = f"run pyhobbit calibrate '{model}' --text FILE, or start with --quality small-loss"
     for speed in (_speed(wait_s=0.2), _speed(wait_s=0.001), None):
         assert _advice(idle, speed).count("pyhobbit calibrate") == 1
         assert f"the low tier is not used: {command}" in _advice(idle, speed)
@@ -281,12 +242,6 @@ def test_a_low_tier_that_lies_idle_is_mentioned_once(tmp_path: Path) -> None:
     assert unused_low_tier(model, idle.info, CacheConfig(t1=1.0)) is None  # asked for
     calibration_path(model).touch()
     assert unused_low_tier(model, idle.info, cache) is None
-
-
-def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "run.csv", letters("aAB"), 1, 2, 1)
-    with pytest.raises(HobbitError, match="is a trace of another model"):
-        own_trace(path, PLAN)
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1])

@@ -258,6 +258,19 @@ def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
         get("user/many:Q8_0", "*")
 
 
+def test_a_folder_without_links_is_named(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "stick"
+
+    def refuse(source: str, target: str, *_: object, **__: object) -> None:  # as FAT does
+        if Path(target).is_relative_to(folder):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    where = {"endpoint": hub.endpoint, "cache": tmp_path / "cache", "local_dir": folder}
+    with pytest.raises(HobbitError, match=r"stored: .*stick/Model-Q8_0.gguf: Operation not permitted"):
+        fetch_file("user/many", "*Q8_0.gguf", **where)
+
+
 #
 # the commands
 #

@@ -56,6 +56,7 @@ def test_what_is_written_is_read_and_the_rest_of_the_file_stays(model: Path) -> 
         (("device_memory",), {"memory", "t1", "t2", "weights", "temp"}),
         (("price",), {"memory", "weights", "temp"}),
         (("t2",), {"memory", "weights", "temp"}),
+        (("quality",), {"memory", "weights", "temp"}),
         (("policy",), {"memory", "t1", "t2", "temp"}),
     ],
 )
@@ -83,6 +84,11 @@ def test_what_is_given_comes_before_the_file(given: tuple[str, ...], left: set[s
         ("weights = [1]", "weights has 1 numbers; give 4"),
         ("weights = ['a', 0, 0, 0]", "it must be a number"),
         ("t1 = 0.9\nt2 = 0.5", "hobbit.t1 (0.9) must not be above hobbit.t2 (0.5)"),
+        (
+            "quality = 'fast'\nt1 = 0.5",
+            "hobbit.quality chooses the rule and its numbers, and hobbit.t1 is given",
+        ),
+        ("quality = 'quick'", "quality is 'quick'; choose one of lossless, small-loss, fast"),
         ("[cache]\nt1 = 0.9", "there is no option cache"),
         ("memory =", "is not TOML"),
     ],

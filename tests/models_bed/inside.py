@@ -22,7 +22,7 @@ def chat(model: Path, pools: int, questions: list[str]) -> list[str]:
     config = EngineConfig(CacheConfig(pools=pools), n_ctx=N_CTX)
     answers = []
     with Engine(model, config) as engine:
-        conversation = Conversation(engine, ChatConfig(config, SamplingConfig(temp=0), N_TOKENS))
+        conversation = Conversation(engine, ChatConfig(config, SamplingConfig(temp=0), max_tokens=N_TOKENS))
         for question in questions:
             answers.append("".join(piece.text for piece in conversation.ask(question)))
     return answers

@@ -24,6 +24,9 @@ import models
 from beds import EXPERTS_SUFFIX, bed
 from servers import Server, running, serving
 
+from pyhobbit.model.file_names import calibration_path, sidecar_path
+from pyhobbit.model.gguf_file import read_gguf
+
 os.environ["OMP_WAIT_POLICY"] = "passive"  # idle threads sleep, as tests/conftest.py has it
 
 OK = "ok"
@@ -34,6 +37,7 @@ CTX = 2048
 SERVER = ("--ctx-size", CTX, "--parallel", 4, "--threads", 2)
 OVER_BUDGET = 8 << 20  # bytes by which a process may exceed --memory
 TIMEOUT_S = 900
+MAX_KL = 0.05
 ROUNDING = 0.05  # for log probabilities, where other parts of a prompt were computed anew
 
 
@@ -92,11 +96,12 @@ def _growing(server: Server) -> list[Any]:
     """Three turns of four clients, with a slot restored: each answer's text, log probabilities, and tokens of
     the prompt that were computed."""
     texts, found = list(CLIENTS), []
+    for slot in range(len(texts)):
+        _slot_action(server, slot, "erase")  # a conversation before this one leaves a common first token
     for turn in range(3):
         if turn == 2:
             for action in ("save", "erase", "restore"):
-                done = server.request(f"/slots/0?action={action}", {"filename": "slot.bin"})
-                assert done.status == 200, f"slot {action}: {done.text}"
+                _slot_action(server, 0, action)
         for slot in range(len(texts)):
             body = {"prompt": texts[slot], "id_slot": slot, "n_predict": N_TOKENS, "temperature": 0}
             answer = server.request("/completion", body | {"n_probs": 3, "cache_prompt": True})
@@ -106,6 +111,11 @@ def _growing(server: Server) -> list[Any]:
             found.append((answer.json["content"], values, answer.json["timings"]["prompt_n"]))
             texts[slot] += answer.json["content"] + " " + QUESTIONS[turn]
     return found
+
+
+def _slot_action(server: Server, slot: int, action: str) -> None:
+    done = server.request(f"/slots/{slot}?action={action}", {"filename": "slot.bin"})
+    assert done.status == 200, f"slot {action}: {done.text}"
 
 
 def _run(*arguments: object) -> str:
@@ -204,22 +214,29 @@ def memory(bench: Bench) -> str:
 
 
 def sidecar(bench: Bench) -> str:
-    """The types for rows of the real lengths; calibrate() writes a sidecar of the other model."""
-    plan = _run("convert", "--sidecar", "--dry-run", bench.wide)
-    number, unit = re.findall(r"(?m)^total +\d+ +([\d.]+) (\w)iB", plan)[0]
-    low, high = float(number) * 1024 ** " KMG".index(unit), models.routed_expert_bytes(bench.wide)
-    if not 0 < low <= 0.8 * high:
-        raise WrongError(f"the low tier has {low / high:.0%} of the high tier's bytes")
+    """A low tier for rows of the real lengths, from which each expert with a small weight is taken."""
+    _run("convert", "--sidecar", bench.wide)
+    path = sidecar_path(bench.wide)
+    low, high = path.stat().st_size, models.routed_expert_bytes(bench.wide)
+    try:
+        if low > 0.8 * high:
+            raise WrongError(f"the low tier has {low / high:.0%} of the high tier's bytes")
+        # room for a token's experts in each tier, where a wide model has hardly more
+        if not _stats(bench, bench.wide, 1.5, "--t1", 0.6, "--t2", 0.9, "--strict")["selections_low"]:
+            raise WrongError("no expert is used in low precision")
+    finally:
+        path.unlink()
     return OK
 
 
-def _stats(bench: Bench, *options: object) -> dict[str, float]:
-    pools = models.routed_expert_bytes(bench.many) // 2
+def _stats(bench: Bench, model: Path, share: float, *options: object) -> dict[str, float]:
+    """Statistics of an answer. share: of the experts' bytes, for the pools."""
+    pools = int(share * models.routed_expert_bytes(model))
     path = bench.folder / "stats.json"
     prompt = " ".join(QUESTIONS)
     _run(
         "chat",
-        bench.many,
+        model,
         "-p",
         prompt,
         "-n",
@@ -238,7 +255,7 @@ def _stats(bench: Bench, *options: object) -> dict[str, float]:
 
 
 def prefetch(bench: Bench) -> str:
-    stats = _stats(bench, "--prefetch", 1)
+    stats = _stats(bench, bench.many, 0.5, "--prefetch", 1)
     if not stats["predicted"]:
         raise WrongError("nothing is predicted")
     right, chance = (
@@ -253,14 +270,14 @@ def prefetch(bench: Bench) -> str:
 def trace(bench: Bench) -> str:
     path, text = bench.folder / "trace.csv", bench.folder / "text.txt"
     text.write_text(". ".join(QUESTIONS) * 10)
-    _stats(bench, "--trace", path)
+    _stats(bench, bench.many, 0.5, "--trace", path)
     if "lru" not in _run("simulate", "--trace", path, "--capacity", 0.5, "--policy", "lru"):
         raise WrongError("simulate prints no row")
-    pools = models.routed_expert_bytes(bench.many) // 2
-    command = ("bench.analyse", bench.many, "--text", text, "--pools", pools, "--chunks", 1)
-    found = json.loads(_run_module(models.ROOT, *command))
-    if not found:
-        raise WrongError("the analysis is empty")
+    out = bench.folder / "report"
+    given = ("--text", text, "--chunks", 1, "--parts", "routing", "--output", out)
+    _run_module(models.ROOT, "bench.report", bench.many, *given)
+    if '"figures"' not in (out / "lines.jsonl").read_text("utf-8"):
+        raise WrongError("the report is empty")
     return OK
 
 
@@ -270,27 +287,40 @@ def calibrate(bench: Bench) -> str:
     text.write_text((models.TINY / "heldout.txt").read_text("utf-8")[:2200], "utf-8")
     _run("convert", "--sidecar", bench.many)
     pools = models.routed_expert_bytes(bench.many) // 2
-    limits = ("--chunks", 4, "--cost-chunks", 1, "--ctx", 128, "--max-kl", 0.05, "--rule", "gate")
+    limits = ("--chunks", 4, "--cost-chunks", 1, "--ctx", 128, "--max-kl", MAX_KL, "--rule", "gate")
     _run("calibrate", bench.many, "--text", text, "--pools", pools, *limits)
+    kept = read_gguf(calibration_path(bench.many)).metadata
+    divergence = float(kept["hobbit.gate.fit.mean_kl"].value())
+    if not 0 <= divergence <= MAX_KL:
+        raise WrongError(f"the KL divergence is {divergence:.2g} for a limit of {MAX_KL:g}")
     return OK
 
 
 def drafts(bench: Bench) -> str:
-    """The draft block drafts where the file has one, else the text."""
+    """Tokens are drafted by the draft block where there is one, else from the text; the answer is stock's."""
     head = ("--spec-type", "draft-mtp", "--spec-draft-n-max", 2)
     text = ("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", 3, "--spec-ngram-mod-n-min", 1)
     options = head if bed(bench.name).mtp else text
     pools = models.routed_expert_bytes(bench.wide) * 7 // 10
+    alike = ("--parallel", 1, "--ctx-size", 1024, "--threads", 2, *options)
+    stock = (models.stock_dir() / "llama-server", "-m", bench.wide, *alike)
     try:
-        with _ours(bench, "--parallel", 1, "--ctx-size", 1024, "--pools", pools, *options) as server:
-            body = {"prompt": (QUESTIONS[0] + ". ") * 6, "n_predict": 24, "temperature": 0}
-            answer = server.request("/completion", body)
-            assert answer.status == 200, answer.text
+        with running(stock, bench.folder / "stock.log") as server:
+            expected = _drafted(server)
+        with _ours(bench, "--pools", pools, *alike) as server:
+            found = _drafted(server)
     except AssertionError as error:
         raise WrongError(_sentence(str(error))) from error
-    if bed(bench.name).mtp and not answer.json["timings"].get("draft_n"):
+    if bed(bench.name).mtp and not found["timings"].get("draft_n"):
         raise WrongError("the draft block drafted nothing")
-    return OK
+    return _same([found["content"]], [expected["content"]])
+
+
+def _drafted(server: Server) -> Any:
+    body = {"prompt": (QUESTIONS[0] + ". ") * 6, "n_predict": 24, "temperature": 0}
+    answer = server.request("/completion", body)
+    assert answer.status == 200, answer.text
+    return answer.json
 
 
 def checkpoint(bench: Bench) -> str:

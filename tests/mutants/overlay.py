@@ -116,7 +116,7 @@ def _commands() -> dict[Path, str]:
     }
 
 
-def _compile_command(source: Path) -> tuple[str, str]:
+def compile_command(source: Path) -> tuple[str, str]:
     """The command and its object; of the unity file where the build compiles several files as one."""
     commands = _commands()
     if source not in commands:
@@ -128,7 +128,7 @@ def _compile_command(source: Path) -> tuple[str, str]:
 
 
 def _compile(source: Path, covers: dict[Path, Path], folder: Path) -> Compiled:
-    command, object_ = _compile_command(source)
+    command, object_ = compile_command(source)
     path = folder / "mutant.o"
     shell = f"{command.replace(f' -o {object_} ', f' -o {path} ')} -O1 -w -D_GLIBCXX_ASSERTIONS"
     done = covered(covers, ["sh", "-c", f"cd {BUILD} && {shell}"])
@@ -138,7 +138,7 @@ def _compile(source: Path, covers: dict[Path, Path], folder: Path) -> Compiled:
 
 
 @functools.cache
-def _link_command(target: str) -> str:
+def link_command(target: str) -> str:
     command = ["ninja", "-C", str(BUILD), "-t", "commands", "-s", target]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.removeprefix(": && ").strip().removesuffix(" && :")
@@ -146,7 +146,7 @@ def _link_command(target: str) -> str:
 
 def _link(target: str, compiled: Compiled, folder: Path) -> Path:
     path = folder / Path(target).name
-    command = _link_command(target)
+    command = link_command(target)
     if f" {compiled.object_} " in command:
         command = command.replace(f" {compiled.object_} ", f" {compiled.path} ")
     else:  # a member of an archive, whose symbols are then known before

@@ -30,7 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbit) -
     """The tiny model with two tiers, calibrated by expert, and without half of its high versions."""
     full = tmp_path_factory.mktemp("partial") / "m.gguf"
     shutil.copyfile(models.tiny_tiers("f16", "q4_0"), full)
-    quick = ("--rule", "price", "--per-expert", "--chunks", 4, "--ctx", 64, "--threads", 1)
+    quick = ("--rule", "edgemoe", "--chunks", 4, "--ctx", 64, "--threads", 1)
     for command in (("calibrate", full, "--text", HELDOUT, *quick), ("convert", "--drop-high", 0.5, full)):
         done = run_pyhobbit(*command)
         assert done.returncode == 0, done.stderr

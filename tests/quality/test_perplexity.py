@@ -42,7 +42,7 @@ RATIO_ERROR = 0.002  # instructions of another CPU sum in another order
 def _perplexity(folder: Path, model: Path, overrides: str = "") -> float:
     command = [folder / "llama-perplexity", "-m", model, "-f", models.TINY / "heldout.txt"]
     command += ["-c", str(N_CTX), "-b", str(N_CTX), "-ub", "1", "--chunks", str(N_CHUNKS)]
-    command += ["-t", "2", "--no-repack"] + ["--override-kv", overrides] * bool(overrides)
+    command += ["-t", "1", "--no-repack"] + ["--override-kv", overrides] * bool(overrides)
     options = {"capture_output": True, "text": True, "timeout": TIMEOUT_S}
     for _ in range(N_ATTEMPTS):
         done = subprocess.run(command, check=False, **options)

@@ -120,7 +120,6 @@ def test_what_minutes_cannot_be() -> None:
         ({"minutes": 0.0}, "--minutes is 0; it must be positive"),
         ({"minutes": math.nan}, "--minutes is nan; it must be positive"),
         ({"minutes": 5.0, "rule": "gate"}, "layer by layer: drop --rule gate"),
-        ({"minutes": 5.0, "per_expert": True}, "layer by layer: drop --per-expert"),
     ):
         with pytest.raises(ConfigError, match=message):
             CalibrationConfig(**settings)

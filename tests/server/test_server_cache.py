@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The expert cache as a server's clients see it: counters, thresholds of a request, a failing disk."""
 
-import http.client
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import models
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import PROMPT, Server, serving
+from servers import LONG, PROMPT, Server, serving, streaming
 
-from pyhobbit.model.file_names import uses_path
 from pyhobbit.quality.calibration import calibrate
 from pyhobbit.settings.config import CalibrationConfig, EngineConfig
 
@@ -27,7 +23,7 @@ SAME = 5e-3  # difference of log probabilities, whatever batch they are computed
 def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("cache") / "log"
     options = ("--pools", "6M", "--t1", 0.6, "--t2", 0.95, "--prefetch", 0)
-    with serving(tiny_gguf, log, "--parallel", 2, "--ctx-size", 1024, *options) as server:
+    with serving(tiny_gguf, log, "--parallel", 2, *LONG, *options) as server:
         yield server
 
 
@@ -83,7 +79,6 @@ def test_counters_of_a_server_add_up(tiny_gguf: Path, tmp_path: Path) -> None:
     assert cache["selections_high"] >= cache["hits_high"] + misses
     assert cache["predicted"] == cache["prefetched"] == cache["selections_low"] == 0
     assert 0 < cache["stall_s"] <= cache["compute_s"]
-    assert cache["disk_demand_s"] > 0
 
 
 def test_a_request_brings_its_own_thresholds(server: Server) -> None:
@@ -102,6 +97,10 @@ def test_a_request_brings_its_own_thresholds(server: Server) -> None:
     assert high["low"] == high["skipped"] == 0
     assert high_text == server.complete(hobbit={"t1": 1, "t2": 1})
 
+    assert shares(hobbit={"quality": "lossless"}) == (high_text, high)
+    _, fast = shares(hobbit={"quality": "fast"})
+    assert fast["low"] > 0
+
     # a token's second expert is skipped, unless another token of the prompt asks for it
     _, first_alone = shares(hobbit={"t2": 0})
     assert first_alone["skipped"] > usual["skipped"]
@@ -110,6 +109,7 @@ def test_a_request_brings_its_own_thresholds(server: Server) -> None:
     assert again["skipped"] < first_alone["skipped"]
     assert again["low"] > 0
     assert server.cache()["t1"] == 0.6
+    assert server.cache()["quality"] == ""
 
 
 def test_thresholds_of_parallel_requests_do_not_mix(server: Server) -> None:
@@ -118,11 +118,11 @@ def test_thresholds_of_parallel_requests_do_not_mix(server: Server) -> None:
     alone, _ = server.logprobs(n=24, cache_prompt=False, hobbit=high)
     assert _distance(alone, server.logprobs(n=24, cache_prompt=False, hobbit=low)[0]) > 20 * SAME
 
-    with _beside(server, hobbit=low) as is_beside:
+    with streaming(server, prompt="class Node:\n", hobbit=low):
         for _ in range(3):
             each, _ = server.logprobs(n=24, cache_prompt=False, hobbit=high)
             assert _distance(each, alone) < SAME
-        assert is_beside(), "the other answer ended before"
+        assert server.busy_slots() == 1, "the other answer ended before"
 
 
 def test_a_requests_thresholds_hold_beside_prefetch(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -137,18 +137,6 @@ def test_a_requests_thresholds_hold_beside_prefetch(tiny_gguf: Path, tmp_path: P
         server.complete()
         assert server.cache()["selections_low"] > before["selections_low"]
         assert server.complete(hobbit={"t1": 1}) == text
-
-
-@contextmanager
-def _beside(server: Server, **options: object) -> Iterator[Callable[[], bool]]:
-    """Within it, a long answer is computed; the function tells whether it still is. Leaving ends it."""
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
-    body = {"prompt": "class Node:\n", "n_predict": 480, "stream": True, "ignore_eos": True, **options}
-    with closing(connection):
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        with connection.getresponse() as answer:
-            assert b"data:" in answer.readline()  # the first token
-            yield lambda: server.busy_slots() == 1
 
 
 def _distance(ours: list[float], others: list[float]) -> float:
@@ -216,7 +204,13 @@ def test_a_restored_slot_has_the_servers_thresholds(tiny_gguf: Path, tmp_path: P
         ({"t1": 0.9, "t2": 0.5}, "hobbit.t1 (0.9) must not be above hobbit.t2 (0.5)"),
         ({"t1": "high"}, "t1 must be a number"),
         ({"confidence": 1.5}, "hobbit.confidence is 1.5: it must lie between 0 and 1"),
-        ({"t3": 0.5}, "has no 't3', only price, t1, t2"),
+        ({"t3": 0.5}, "has no 't3', only quality, price, t1, t2"),
+        ({"quality": "quick"}, "quality is 'quick', and must be one of lossless small-loss fast"),
+        ({"quality": 1}, "quality must be one of lossless small-loss fast"),
+        (
+            {"quality": "fast", "t1": 0.5},
+            "hobbit.quality chooses the rule and its numbers, and hobbit.t1 is given",
+        ),
         ({"price": -0.1}, "hobbit.price is -0.1: it must lie between 0 and"),
         ({"price": 0.5}, "the rule here is gate: give hobbit.t1 and hobbit.t2 in its place"),
         (0.5, "must be an object"),
@@ -260,6 +254,7 @@ def test_a_request_brings_its_own_price(tmp_path: Path) -> None:
         assert "\nhobbit_price " in server.request("/metrics").text
         high = shares(hobbit={"price": 0})
         assert (high["low"], high["skipped"]) == (0, 0)
+        assert shares(model="m-exact") == high
         cheap = shares(hobbit={"price": 1e6})
         assert cheap["skipped"] > 0
         assert shares()["high"] > cheap["high"]
@@ -322,17 +317,7 @@ def test_a_failed_disk_fails_requests_and_health(tmp_path: Path) -> None:
         assert server.request("/completion", {"prompt": PROMPT, "n_predict": 1}).status == 500
 
 
-def test_a_start_runs_no_warm_up_and_counts_are_kept_if_asked_for(tiny_gguf: Path, tmp_path: Path) -> None:
-    model = tmp_path / "tiny.gguf"
-    model.symlink_to(tiny_gguf)
-    with serving(model, tmp_path / "off", "--pools", "6M") as server:
+def test_a_start_runs_no_warm_up(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "6M") as server:
         # llama-server computes two tokens, to see what its memory can do; a warm-up would select all experts
         assert server.cache()["selections_high"] <= 2 * 6 * 2
-        text = server.complete()
-    assert not uses_path(model).exists()
-    with serving(model, tmp_path / "first", "--pools", "6M", "--remember") as server:
-        assert server.complete() == text
-        assert server.cache()["layers_computed"] > 0
-    assert uses_path(model).exists()
-    with serving(model, tmp_path / "second", "--pools", "6M", "--remember") as server:
-        assert server.complete() == text

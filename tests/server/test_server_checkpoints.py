@@ -96,3 +96,19 @@ def test_a_number_of_checkpoints_that_does_not_fit_is_refused(folder: Path) -> N
     assert done.returncode == 1
     assert "120 context checkpoints of 4.3 MiB take 510.4 MiB, and " in done.stderr
     assert "give a smaller --ctx-checkpoints" in done.stderr
+
+
+def test_a_saved_slot_of_a_recurrent_model(folder: Path, tmp_path: Path) -> None:
+    options = ("--pools", "20M", "--parallel", 1, "--slot-save-path", f"{tmp_path}/")
+    with servers.serving(folder / "qwen3next.gguf", tmp_path / "log", *options) as server:
+        body = {"prompt": [3 + i * 7919 % 250 for i in range(60)], "n_predict": 8, "temperature": 0}
+
+        def text() -> str:
+            return server.request("/completion", body).json["content"]
+
+        first = text()
+        assert server.request("/slots/0?action=save", {"filename": "slot"}).status == 200
+        other = server.complete(n=8)
+        assert server.request("/slots/0?action=restore", {"filename": "slot"}).status == 200
+        assert text() == first
+        assert server.complete(n=8) == other

@@ -72,6 +72,19 @@ def test_the_experts_of_a_draft_head_are_in_the_cache(with_head: Path, tmp_path:
     assert found == _without_cache(with_head, tmp_path / "uncached", *HEAD)
 
 
+def test_a_draft_head_that_nobody_loads_has_no_slots(
+    with_head: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    slots = []
+    for name, head in (("none", ()), ("head", HEAD)):
+        with serving(with_head, tmp_path / name, "--pools", "60M", *PLAIN, *head) as server:
+            cache = server.cache()
+            slots.append(cache["pool_slots_high"])
+    assert slots == [(cache["n_layers"] - 1) * cache["n_experts"], cache["n_layers"] * cache["n_experts"]]
+    shown = run_pyhobbit("inspect", with_head, "--no-speed", "--pools", "60M")
+    assert f"all {slots[0]}" in shown.stdout, shown.stdout
+
+
 def test_a_limit_of_the_process_holds_with_a_draft_head(with_head: Path, tmp_path: Path) -> None:
     limit = 400 << 20
     options = ("--memory", limit, "--ctx-size", 512, "--parallel", 2, *HEAD)
@@ -103,7 +116,6 @@ def test_a_head_that_is_announced_and_absent_is_left_out(
         architecture_file.with_head(name, model, r"^blk\.4\.")
     with serving(model, tmp_path / "log", "--pools", "3M", *PLAIN) as server:
         assert len(_answers(server)) == len(PROMPTS)
-    for verb, *options in (("serve", *HEAD), ("chat", "-p", "x", "--drafts", 3, "--draft-head")):
-        done = run_pyhobbit(verb, model, "--pools", "3M", *options, timeout=120)
-        assert done.returncode == 1
-        assert "announces a draft head (MTP) and does not hold it" in done.stderr
+    done = run_pyhobbit("serve", model, "--pools", "3M", *HEAD, timeout=120)
+    assert done.returncode == 1
+    assert "announces a draft head (MTP) and does not hold it" in done.stderr

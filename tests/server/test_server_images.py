@@ -3,7 +3,9 @@
 
 import argparse
 import base64
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ import random_moe
 from llama_cpp.llama_chat_format import Llava15ChatHandler
 from models import stock_dir
 from projector import N_TOKENS, picture, write_projector
-from servers import Server, running, serving
+from servers import Answer, Server, running, serving
 
 from pyhobbit import HobbitError
 from pyhobbit.cli import serve
+from pyhobbit.engine.plan import beside_projector
 from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.hobbit.hobbit import Hobbit
 from pyhobbit.native.machine import resident_memory
@@ -33,8 +36,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "m.gguf", folder / "mmproj.gguf"
 
 
-def _messages(red: int) -> list[Any]:
-    url = "data:image/png;base64," + base64.b64encode(picture(red)).decode()
+def _messages(red: int, n_behind: int = 0, **size: int) -> list[Any]:
+    """n_behind: bytes behind the picture's end, which nobody reads."""
+    url = "data:image/png;base64," + base64.b64encode(picture(red, **size) + bytes(n_behind)).decode()
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
     return [{"role": "user", "content": content}]
 
@@ -79,6 +83,35 @@ def test_what_a_projector_takes_is_left_free(files: tuple[Path, Path]) -> None:
     assert serve._beside_images(model, CacheConfig(pools=POOLS), args)[1] == CacheConfig(pools=POOLS)
     with pytest.raises(HobbitError, match=r"of memory, and 40\.0 MiB are allowed; raise --memory"):
         serve._beside_images(model, CacheConfig(memory=40 << 20), args)
+    plan: Any = SimpleNamespace(most=10 + taken, info=SimpleNamespace(cached=True))
+    assert beside_projector(model, projector, CacheConfig(), lambda _: plan) == (
+        CacheConfig(memory=10),
+        taken,
+    )
+    assert beside_projector(model, projector, CacheConfig(), lambda _: None) == (CacheConfig(), taken)
+
+
+def test_large_images_at_once_stay_within_the_memory(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, projector = files
+    limit = 600 << 20
+    with serving(model, tmp_path / "log", "--memory", limit, "--mmproj", projector) as server:
+
+        def ask(messages: list[Any]) -> Answer:
+            body = {"messages": messages, "max_tokens": 4, "temperature": 0}
+            return server.request("/v1/chat/completions", body)
+
+        assert ask(_messages(0)).status == 200
+        for messages, status in (
+            (_messages(0, 1_500_000), 200),
+            (_messages(0, 9_000_000), 413),
+            (_messages(0, width=1400), 200),  # a small file of many pixels
+            (_messages(0, width=1500), 413),
+        ):
+            with ThreadPoolExecutor(6) as pool:
+                answers = list(pool.map(ask, [messages] * 6))
+            assert {answer.status for answer in answers} == {status}, answers[0].text[:300]
+        assert "the request's images would take 17.2 MiB of memory to read, and 16.6 MiB" in answers[0].error
+        assert server.peak() <= limit + (8 << 20)
 
 
 def test_what_is_no_projector_is_said_before_the_server_starts(files: tuple[Path, Path]) -> None:

@@ -2,45 +2,39 @@
 """`pyhobbit serve` from start to end: ready, refused, interrupted, used for long."""
 
 import http.client
-import json
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import models
 import pytest
 from conftest import RunPyhobbit
-from servers import PROMPT, Server, free_port, growth, running, serving
+from servers import (
+    END_TIMEOUT_S,
+    LONG,
+    LONG_ANSWER,
+    PROMPT,
+    Server,
+    free_port,
+    growth,
+    running,
+    serving,
+    streaming,
+    wait_until,
+)
+
+from bench.harness import generate
+from bench.harness.shapes import SHAPES
 
 
 def _port(server: Server) -> int:
     return int(server.url.rpartition(":")[2])
-
-
-@contextmanager
-def _stream(server: Server, n: int) -> Iterator[http.client.HTTPResponse]:
-    """A request whose answer has begun; leaving closes its connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", _port(server), timeout=60)
-    body = {"prompt": PROMPT, "n_predict": n, "stream": True, "ignore_eos": True}
-    with closing(connection):
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        with connection.getresponse() as answer:
-            assert b"data:" in answer.readline()
-            yield answer
-
-
-def _wait_until(condition: Callable[[], bool], timeout: float = 30) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_same_greedy_text_as_chat_and_stock(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
@@ -65,26 +59,26 @@ def test_it_listens_here_alone_and_is_ready_when_healthy(tiny_gguf: Path, tmp_pa
 
 
 def test_a_client_that_leaves_frees_its_slot(tiny_gguf: Path, tmp_path: Path) -> None:
-    with serving(tiny_gguf, tmp_path / "log", "--parallel", 1, "--ctx", 512, "--pools", "3M") as server:
+    with serving(tiny_gguf, tmp_path / "log", "--parallel", 1, "--pools", "3M", *LONG) as server:
         for _ in range(3):
-            with _stream(server, n=450):
+            with streaming(server):
                 assert server.busy_slots() == 1
-        _wait_until(lambda: server.busy_slots() == 0)
+        wait_until(lambda: server.busy_slots() == 0)
         assert server.complete(n=4)
         (computed,) = re.findall(
             r"^llamacpp:tokens_predicted_total (\d+)", server.request("/metrics").text, re.M
         )
-        assert int(computed) < 450, "an answer was generated to its end"
+        assert int(computed) < LONG_ANSWER, "an answer was generated to its end"
 
 
 @pytest.mark.parametrize("interrupt", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_it_generates(
     tiny_gguf: Path, tmp_path: Path, interrupt: signal.Signals
 ) -> None:
-    options = ("--parallel", 1, "--pools", "3M")
-    with serving(tiny_gguf, tmp_path / "log", *options) as server, _stream(server, n=480) as answer:
+    options = ("--parallel", 1, "--pools", "3M", *LONG)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server, streaming(server) as answer:
         server.process.send_signal(interrupt)
-        assert server.process.wait(timeout=30) == 0
+        assert server.process.wait(END_TIMEOUT_S) == 0
         assert b"The server is shutting down" in answer.read()
 
 
@@ -98,10 +92,10 @@ def test_a_signal_ends_it_while_it_reads_a_long_prompt(tiny_gguf: Path, tmp_path
     ):
         before = server.cache()["layers_computed"]
         asked = pool.submit(server.request, "/completion", {"prompt": [65] * (n - 100), "n_predict": 1})
-        _wait_until(lambda: server.cache()["layers_computed"] > before)  # it computes
+        wait_until(lambda: server.cache()["layers_computed"] > before)  # it computes
         assert not asked.done()
         server.process.terminate()
-        assert server.process.wait(timeout=60) == 0
+        assert server.process.wait(END_TIMEOUT_S) == 0
         assert asked.result().error == "The server is shutting down"
 
 
@@ -131,7 +125,7 @@ def test_a_sleeping_server_keeps_its_figures_and_wakes(tiny_gguf: Path, tmp_path
     options = ("--parallel", 1, "--pools", "3M", "--prefetch", 0, "--sleep-idle-seconds", 1)
     with serving(tiny_gguf, tmp_path / "log", *options) as server:
         text, awake = server.complete(n=8), server.cache()
-        _wait_until(lambda: server.request("/props").json["is_sleeping"])
+        wait_until(lambda: server.request("/props").json["is_sleeping"])
         assert server.cache() == awake
         assert server.complete(n=8) == text
         assert server.cache()["selections_high"] < 2 * awake["selections_high"]  # counted anew
@@ -208,9 +202,33 @@ def test_a_folder_of_models_needs_no_model(tiny_gguf: Path, tmp_path: Path) -> N
     folder = tmp_path / "models"
     folder.mkdir()
     (folder / "tiny.gguf").symlink_to(tiny_gguf)
+    (folder / "notes.gguf").write_text("no model")
     command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, "--ctx-size", 512]
     with running(command, tmp_path / "log") as server:
         assert [each["id"] for each in server.request("/v1/models").json["data"]] == ["tiny"]
+    said = (tmp_path / "log").read_text(errors="replace")
+    assert "pyhobbit: names     tiny\n" in said
+    assert f"pyhobbit: skipped   {folder / 'notes.gguf'} is not a GGUF file" in said
+
+
+def test_a_model_of_a_folder_that_nobody_asks_for_frees_its_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "a"
+    generate.write_model(folder, "tiny", SHAPES["tiny"], "q4_0")
+    folder = folder.parent
+    options = ("--pools", "150M", "--ctx-size", 512, "--sleep-idle-seconds", 1)
+    command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, *options]
+
+    def state() -> str:
+        return server.request("/v1/models").json["data"][0]["status"]["value"]
+
+    with running(command, tmp_path / "log") as server:
+        text = server.complete(n=64, model="a")
+        with streaming(server, model="a"):  # it does not sleep
+            (held,) = server.children().values()
+        wait_until(lambda: state() == "sleeping")
+        (left,) = server.children().values()
+        assert left < held - (100 << 20)
+        assert server.complete(n=64, model="a-exact") == text  # its second name wakes it
 
 
 def test_the_loaded_models_of_a_folder_keep_one_bound(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -272,7 +290,7 @@ def test_port_0_takes_a_free_one(tiny_gguf: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyhobbit", "serve", str(tiny_gguf), "--port", "0", "--ctx-size", "512"]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
         try:
-            _wait_until(lambda: "listening on" in log.read_text())
+            wait_until(lambda: "listening on" in log.read_text())
         finally:
             process.terminate()
     found = re.search(r"listening on http://127.0.0.1:(\d+)", log.read_text())
@@ -315,7 +333,9 @@ def test_what_is_served_is_said_first(tiny_gguf: Path, run_pyhobbit: RunPyhobbit
     assert re.match(r"high all 48 \(.*\), low all 48 \(.*\), on the CPU", said["experts"])
     assert said["precision"] == "t1 0.6, t2 1"
     assert f"http://127.0.0.1:{port}/v1" in said["address"]
-    other = run_pyhobbit("serve", tiny_gguf, "--cache-type-k", "q8_0", *ends_early).stderr.splitlines()
+    smaller = run_pyhobbit("serve", tiny_gguf, "--memory", "1G", "--cache-type-k", "q8_0", *ends_early).stderr
+    assert re.search(r"^pyhobbit: experts +all 48 ", smaller, re.MULTILINE)
+    other = run_pyhobbit("serve", tiny_gguf, "--ubatch-size", 32, *ends_early).stderr.splitlines()
     assert other[0] == "pyhobbit: model     tiny.gguf"
     assert other[1].startswith("pyhobbit: address   http")
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,6 @@ def test_an_integer_threshold_becomes_a_float() -> None:
         ({"weights": (1.5, -0.5, 0.0, 0.0)}, "weights is 1.5; it must lie between 0 and 1"),
         ({"weights": (0.5, 0.5)}, "weights has 2 numbers; give 4: w_lru, w_lfu, w_lhu, w_fld"),
         ({"weights": (float("nan"), 0.0, 0.0, 1.0)}, "weights is nan"),
-        ({"predictor": "given"}, "the predictor given knows only what hobbit_set_prediction tells it"),
         ({"policy": "nope"}, "policy is 'nope'; choose one of .*, lru, "),
         ({"trace": Path("/" + "x" * 127)}, "longer than 127 bytes"),
     ],
@@ -269,7 +269,7 @@ def test_beams_and_drafts_are_for_whoever_asks() -> None:
         (CacheConfig, {"device": "x" * 127, "device_memory": 1}),
         (CacheConfig, {"device": "x"}),
         (CalibrationConfig, {"max_ppl_increase": 0, "max_kl": 0, "max_chunks": 4, "cost_chunks": 1}),
-        (CalibrationConfig, {"engine": EngineConfig(n_ctx=3), "rule": "edgemoe", "per_expert": True}),
+        (CalibrationConfig, {"engine": EngineConfig(n_ctx=3), "rule": "edgemoe"}),
         (CalibrationConfig, {"minutes": 0.5, "rule": "price"}),
     ],
 )
@@ -305,7 +305,6 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (CalibrationConfig, {"minutes": 0}, "--minutes is 0; it must be positive"),
         (CalibrationConfig, {"minutes": float("inf")}, "--minutes is inf; it must be positive"),
         (CalibrationConfig, {"minutes": 5, "rule": "gate"}, "layer by layer: drop --rule gate"),
-        (CalibrationConfig, {"minutes": 5, "per_expert": True}, "layer by layer: drop --per-expert"),
     ],
 )
 def test_values_beyond_their_bounds_are_refused(
@@ -315,19 +314,13 @@ def test_values_beyond_their_bounds_are_refused(
         kind(**settings)
 
 
-def test_what_is_remembered_sets_up_no_cache() -> None:
-    assert CacheConfig(remember=True).settings() == {"hobbit.remember": True}
-    assert CacheConfig(remember=True, prefetch=1).settings()["hobbit.enable"] is True
-
-
 def test_an_evaluation_is_strict_by_the_rule_gate_on_the_processor_unless_it_is_told_otherwise() -> None:
     settings = EvaluationConfig().settings()
     assert (settings["hobbit.enable"], settings["hobbit.device"]) == (True, "CPU")
     assert (settings["hobbit.policy"], settings["hobbit.rule"]) == ("lru", "gate")
     assert settings["hobbit.strict"] is True
     weighted = EngineConfig(cache=CacheConfig(weights=(1, 0, 0, 0)))
-    assert EvaluationConfig(engine=weighted, strict=False).settings()["hobbit.policy"] == "hobbit"
-    assert EvaluationConfig(engine=weighted, strict=False).settings()["hobbit.strict"] is False
+    assert EvaluationConfig(engine=weighted).settings()["hobbit.policy"] == "hobbit"
 
 
 def test_a_context_is_as_large_as_asked_or_the_least_and_never_above_the_models() -> None:
@@ -351,10 +344,15 @@ def test_a_short_calibration_tries_the_rule_price_on_the_least_text() -> None:
     assert (given.n_chunks, given.n_cost_chunks) == (9, 7)
 
 
-def test_experts_are_measured_alone_for_edgemoe_or_where_price_is_asked_for_it() -> None:
-    assert not CalibrationConfig().by_expert
-    assert not CalibrationConfig(rule="price").by_expert
-    assert not CalibrationConfig(rule="gate", per_expert=True).by_expert
-    assert CalibrationConfig(rule="edgemoe").by_expert
-    assert CalibrationConfig(rule="price", per_expert=True).by_expert
-    assert CalibrationConfig(per_expert=True).by_expert
+def test_the_models_own_sampling_stands_behind_what_is_given() -> None:
+    own = {"general.sampling.temp": 0.10999999940395355, "general.sampling.top_k": "7"}
+    config = ChatConfig(sampling=SamplingConfig(temp=0.5), given=["temp"])
+    assert config.sampling_of(own.get) == SamplingConfig(temp=0.5, top_k=7)
+    assert replace(config, given=()).sampling_of(own.get) == SamplingConfig(temp=0.11, top_k=7)
+    assert replace(config, given=()).sampling_of({}.get) == SamplingConfig(temp=0.5)
+    assert ChatConfig().sampling_of(own.get) == SamplingConfig()
+
+
+def test_a_kv_cache_has_types_that_llama_cpp_knows() -> None:
+    with pytest.raises(ConfigError, match="a KV cache cannot be in q3_k; choose one of f32, f16, bf16"):
+        EngineConfig(cache_type_v="q3_k")

@@ -26,6 +26,15 @@ TEST_CASE("memory counts as resident once it is touched, and no more when it is 
     CHECK(resident_memory() < before + 16 * MiB);
 }
 
+TEST_CASE("every byte belongs to the page that begins at or before it") {
+    const auto page  = uintptr_t(sysconf(_SC_PAGESIZE));
+    char *     first = reinterpret_cast<char *>(5 * page);
+    for (const uintptr_t offset : { uintptr_t(0), uintptr_t(1), page / 2, page - 1 }) {
+        CHECK(page_of(first + offset) == first);
+    }
+    CHECK(page_of(first + page) == first + page);
+}
+
 TEST_CASE("what is available is something, and less than the machine has") {
     const uint64_t machine = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
     CHECK(available_memory() > MiB);

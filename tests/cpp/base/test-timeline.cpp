@@ -33,7 +33,7 @@ TEST_CASE("spans of several threads are events with their thread, their time and
     timeline          events;
     REQUIRE(events.open(path).ok());
     {
-        timeline_span outer(events, "outer", "layer", 3);
+        timeline_span outer(events, "outer");
         outer.note("bytes", 17);
         const timeline_span inner(events, "inner");
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -48,7 +48,7 @@ TEST_CASE("spans of several threads are events with their thread, their time and
     CHECK(text.find("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n") == 0);
     CHECK(text.substr(text.size() - 3) == "]}\n");
     CHECK(count(text, "\"ph\":\"X\"") == 3);
-    CHECK(count(text, "\"args\":{\"layer\":3,\"bytes\":17}") == 1);
+    CHECK(count(text, "\"args\":{\"bytes\":17}") == 1);
     CHECK(count(text, "\"thread_name\"") == 2);
     CHECK(count(text, "\"args\":{\"name\":\"computes\"}") == 1);
     CHECK(count(text, "\"args\":{\"name\":\"reads\"}") == 1);

@@ -43,23 +43,7 @@ class admitting_policy : public fixed_policy {
         admitting_policy & policy;
     };
 
-    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t) override { return std::make_unique<pool>(*this); }
-};
-
-// Keeps the hits that its pool hears of.
-class listening_policy : public fixed_policy {
-  public:
-    struct pool final : pool_policy {
-        explicit pool(std::vector<expert_id> & all) : hits(all) {}
-
-        void on_hit(expert_id id) override { hits.push_back(id); }
-
-        std::vector<expert_id> & hits;
-    };
-
-    std::unique_ptr<pool_policy> make_pool(tier_id, uint32_t) override { return std::make_unique<pool>(hits); }
-
-    std::vector<expert_id> hits;
+    std::unique_ptr<pool_policy> make_pool(tier_id) override { return std::make_unique<pool>(*this); }
 };
 
 // A set of 3 layers with 4 experts each.
@@ -141,20 +125,6 @@ TEST_CASE("whom the policy refuses a slot gets one where it is urgent") {
     CHECK(refuses(set, { 0, 0 }, pressure::polite));
     CHECK(insert(set, { 0, 0 }) == expert_id{ 1, 1 });
     CHECK(insert(set, { 1, 1 }, pressure::polite) == expert_id{ 0, 0 });
-}
-
-TEST_CASE("the policy hears of each use but the first one since the insert") {
-    listening_policy policy;
-    resident_set     set = make_set(1, policy);
-    insert(set, { 0, 0 });
-    set.touch({ 0, 0 });
-    CHECK(policy.hits.empty());
-    set.touch({ 0, 0 });
-    set.touch({ 0, 0 });
-    CHECK(policy.hits == std::vector<expert_id>{ { 0, 0 }, { 0, 0 } });
-    CHECK(insert(set, { 0, 1 }) == expert_id{ 0, 0 });
-    set.touch({ 0, 1 });
-    CHECK(policy.hits.size() == 2);
 }
 
 TEST_CASE("a pinned expert keeps its slot until each pin is undone") {

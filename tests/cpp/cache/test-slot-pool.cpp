@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cache/slot-pool.h"
 
+#include "base/system-memory.h"
 #include "fixtures/page-locked.h"
 #include "io/file-reader.h"
 
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 using namespace hobbit;
 
@@ -69,6 +71,12 @@ TEST_CASE("the kernel is asked for huge pages, where it has any") {
     slot_pool        pool;
     REQUIRE(allocate(pool, size, 1, 1).ok());
     CHECK(flags_at(pool.bank(0) + size / 2).find(" hg ") != std::string::npos);
+
+    const std::vector<char> memory(size); // a bank begins within a page where pages are large
+    char *                  bank = const_cast<char *>(memory.data()) + 100;
+    CHECK(flags_at(bank + size / 2).find(" hg ") == std::string::npos);
+    ask_for_huge_pages(bank, size - 100);
+    CHECK(flags_at(bank + size / 2).find(" hg ") != std::string::npos);
 }
 
 TEST_CASE("too large a pool is an error that says what to do") {

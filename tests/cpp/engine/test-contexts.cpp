@@ -172,7 +172,7 @@ TEST_CASE("logits of another number of tokens than the batch has are refused") {
 
 TEST_CASE("contexts have sequences of their own, also where the numbers are the same") {
     const files          f;
-    const hobbit_setting strict = { "hobbit.strict", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr }; // whatever is resident
+    const hobbit_setting strict = { "hobbit.strict", 1.0, nullptr }; // whatever is resident
     const model_ptr      model  = opened(f.tiers_path, { integer("hobbit.pools", 100 << 10), strict });
     decoding_context     first(model, 1);
     decoding_context     second(model, 1);

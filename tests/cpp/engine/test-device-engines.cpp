@@ -315,7 +315,7 @@ TEST_CASE("an abort ends the wait for the filling, and nothing is lost") {
 TEST_CASE("thresholds reach all devices") {
     const files          f;
     const layer_input    input  = random_input(moe_model(), 3, 47);
-    const hobbit_setting strict = { "hobbit.strict", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr }; // whatever is there
+    const hobbit_setting strict = { "hobbit.strict", 1.0, nullptr }; // whatever is there
     const model_ptr      model = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()),
                                                         number("hobbit.t1", 0.0), number("hobbit.t2", 1.0), strict });
     prepare(model);

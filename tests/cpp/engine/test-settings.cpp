@@ -2,6 +2,7 @@
 #include "engine/settings.h"
 
 #include "fixtures/doubting-judge.h"
+#include "fixtures/given-settings.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
 
@@ -17,45 +18,6 @@
 #include <vector>
 
 using namespace hobbit;
-
-static hobbit_setting integer(const char * key, int64_t value) {
-    return { key, HOBBIT_SETTING_INT, value, 0.0, nullptr };
-}
-
-static hobbit_setting number(const char * key, double value) {
-    return { key, HOBBIT_SETTING_FLOAT, 0, value, nullptr };
-}
-
-static hobbit_setting boolean(const char * key, bool value) {
-    return { key, HOBBIT_SETTING_BOOL, value, 0.0, nullptr };
-}
-
-static hobbit_setting text(const char * key, const char * value) {
-    return { key, HOBBIT_SETTING_STRING, 0, 0.0, value };
-}
-
-static settings applied(const std::vector<hobbit_setting> & given) {
-    settings     s;
-    const status result = s.apply(given.data(), given.size());
-    CHECK_MESSAGE(result.ok(), result.message());
-    return s;
-}
-
-static std::string refused(const std::vector<hobbit_setting> & given) {
-    settings     s;
-    const status result = s.apply(given.data(), given.size());
-    CHECK_FALSE(result.ok());
-    return result.message();
-}
-
-// The error of a change, or "".
-static std::string changed(settings & s, const std::vector<hobbit_setting> & changes) {
-    return s.change(changes.data(), changes.size()).message();
-}
-
-static std::string changed(settings && s, const std::vector<hobbit_setting> & changes) {
-    return changed(s, changes);
-}
 
 TEST_CASE("nothing given: no cache asked for, everything high, sizes computed") {
     const settings s = applied({});
@@ -106,9 +68,11 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
     CHECK(applied({ text("hobbit.trace", "x") }).asked());
     CHECK(applied({ text("hobbit.timeline", "x") }).asked());
     CHECK(applied({ text("hobbit.mode", "auto") }).asked());
+    CHECK(applied({ text("hobbit.placement", "cache") }).asked());
     CHECK(applied({ integer("hobbit.device_memory", 0) }).asked());
 
     CHECK_FALSE(applied({ boolean("hobbit.enable", false) }).asked());
+    CHECK_FALSE(applied({ text("hobbit.placement", "measured") }).asked());
     CHECK_FALSE(applied({ number("hobbit.low_share", 0.5) }).asked());
     CHECK_FALSE(applied({ integer("hobbit.io_threads", 2) }).asked());
 }
@@ -174,8 +138,7 @@ TEST_CASE("live settings are changed one by one and obey the rule") {
     CHECK(changed(settings(s), { number("hobbit.price", -1.0) }).find("hobbit.price is -1") == 0);
     CHECK(changed(settings(s), { integer("hobbit.prefetch", 1) }) ==
           "hobbit.prefetch cannot be changed while the model is open");
-    CHECK(changed(settings(s), { { nullptr, HOBBIT_SETTING_INT, 0, 0.0, nullptr } }) ==
-          "a setting has no key, or its text is missing: give both");
+    CHECK(changed(settings(s), { { nullptr, 0.0, nullptr } }) == "a setting has no key: give one");
 }
 
 TEST_CASE("of t1 and t2 one that is changed alone moves the other where t1 would be above t2") {
@@ -277,12 +240,15 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
         { "hobbit.w_lhu", { 0, 1, true } },
         { "hobbit.w_fld", { 0, 1, true } },
         { "hobbit.prefetch", { 0, 4, true } },
+        { "hobbit.prefetch_bar", { 0, 1, false } },
         { "hobbit.io_threads", { 1, 256, false } },
         { "hobbit.read_timeout", { 1, 86400, false } },
         { "hobbit.snapshots", { 0, 1e6, false } },
         { "hobbit.least_snapshots", { 0, 1e6, false } },
         { "hobbit.device_memory", { 0, 1e18, false } },
         { "hobbit.further", { 0, 1e18, false } },
+        { "hobbit.requests", { 0, 1e18, false } },
+        { "hobbit.early_from", { 0, 1024, false } },
     };
     size_t n_numbers = 0;
     for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
@@ -305,13 +271,12 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
 
 TEST_CASE("the switches and their defaults") {
     const settings s = applied({});
-    CHECK_FALSE(s.remember);
     CHECK_FALSE(s.strict);
     CHECK(s.calibrated);
     CHECK(s.pack);
     CHECK(s.prefetch == 2);
     CHECK(s.read_timeout == 60);
-    CHECK(applied({ integer("hobbit.remember", 2) }).remember); // whatever is not 0
+    CHECK(applied({ integer("hobbit.strict", 2) }).strict); // whatever is not 0
     CHECK_FALSE(applied({ boolean("hobbit.pack", false) }).pack);
 }
 
@@ -319,11 +284,11 @@ TEST_CASE("every choice is taken, in the order of what it stands for") {
     CHECK(applied({ text("hobbit.mode", "gpu") }).mode == compute_mode::gpu);
     CHECK(applied({ text("hobbit.mode", "cooperative") }).mode == compute_mode::cooperative);
     CHECK(applied({ text("hobbit.rule", "random") }).rule == "random");
-    for (const std::string & name : policy_names()) {
+    for (const std::string & name : registered_policy::names()) {
         CHECK(applied({ text("hobbit.policy", name.c_str()) }).policy == name);
     }
     CHECK(applied({}).predictor == predictor_options().name);
-    for (const std::string & name : predictor_names()) {
+    for (const std::string & name : registered_predictor::names()) {
         CHECK(applied({ text("hobbit.predictor", name.c_str()) }).predictor == name);
     }
     CHECK(refused({ text("hobbit.mode", "gpu cooperative") }).find("choose one of") != std::string::npos);
@@ -372,128 +337,4 @@ TEST_CASE("t1 given alone leaves t2 at 1") {
     const settings s = applied({ number("hobbit.t1", 0.5) });
     CHECK(s.thresholds.t1 == 0.5);
     CHECK(s.thresholds.t2 == 1.0);
-}
-
-//
-// settings stored in the model file
-//
-
-TEST_CASE("stored settings fill in what was not given") {
-    settings s = applied({});
-    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
-    CHECK(s.thresholds.t1 == 0.6);
-    CHECK(s.thresholds.t2 == 0.9);
-    CHECK(s.low_share == 0.3);
-    CHECK_FALSE(s.asked()); // the file does not decide whether there is a cache
-}
-
-TEST_CASE("stored settings lose against given ones") {
-    settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7), number("hobbit.low_share", 0.1) });
-    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
-    CHECK(s.thresholds.t1 == 0.5);
-    CHECK(s.thresholds.t2 == 0.7);
-    CHECK(s.low_share == 0.1);
-}
-
-TEST_CASE("each rule has the division of the pools that was fitted to it") {
-    const stored_settings stored = { { "hobbit.rule", std::string("price") },
-                                     { "hobbit.price", 0.1 },
-                                     { "hobbit.t1", 0.6 },
-                                     { "hobbit.low_share", 0.3 },
-                                     { "hobbit.gate.low_share", 0.2 },
-                                     { "hobbit.price.low_share", 0.4 } };
-    const auto            share  = [&](std::vector<hobbit_setting> given) {
-        settings s = applied(given);
-        CHECK(s.apply_stored(stored).ok());
-        return s.low_share;
-    };
-    CHECK(share({}) == 0.4);
-    CHECK(share({ text("hobbit.rule", "gate") }) == 0.2);
-    CHECK(share({ number("hobbit.t1", 0.5) }) == 0.2);
-    CHECK(share({ number("hobbit.price", 0.5) }) == 0.4);
-    CHECK(share({ text("hobbit.rule", "edgemoe") }) == 0.3); // nothing was fitted to it
-    CHECK(share({ text("hobbit.rule", "gate"), number("hobbit.low_share", 0.1) }) == 0.1);
-    settings s = applied({ text("hobbit.rule", "gate") });
-    CHECK_FALSE(s.apply_stored({ { "hobbit.gate.low_share", 2.0 } }).ok());
-}
-
-TEST_CASE("thresholds belong together: one given, neither is taken from the file") {
-    settings s = applied({ number("hobbit.t1", 0.95) });
-    CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }).ok());
-    CHECK(s.thresholds.t1 == 0.95);
-    CHECK(s.thresholds.t2 == 1.0);
-}
-
-TEST_CASE("stored values out of range are refused") {
-    const stored_settings cases[] = {
-        { { "hobbit.t1", 0.9 }, { "hobbit.t2", 0.5 } },
-        { { "hobbit.t2", 1.5 } },
-        { { "hobbit.t1", -0.5 } },
-        { { "hobbit.t1", std::nan("") } },
-        { { "hobbit.t2", std::nan("") } },
-        { { "hobbit.low_share", 2.0 } },
-        { { "hobbit.low_share", std::nan("") } },
-        { { "hobbit.w_lru", 0.9 } },
-        { { "hobbit.prefetch", 5.0 } },
-        { { "hobbit.prefetch", -1.0 } },
-        { { "hobbit.prefetch", std::nan("") } },
-    };
-    for (const auto & stored : cases) {
-        CAPTURE(stored[0].first);
-        CAPTURE(std::get<double>(stored[0].second));
-        settings s = applied({});
-        CHECK_FALSE(s.apply_stored(stored).ok());
-    }
-}
-
-TEST_CASE("only what calibration finds may be stored") {
-    settings s = applied({});
-    CHECK_FALSE(s.apply_stored({ { "hobbit.memory", 1e9 } }).ok());
-    for (const std::string & key : settings::stored_keys()) {
-        CHECK(key != "hobbit.memory");
-    }
-}
-
-//
-// policy
-//
-
-TEST_CASE("the policy and its weights, given and stored") {
-    settings s = applied({ text("hobbit.policy", "lfu") });
-    CHECK(s.policy == "lfu");
-    CHECK(s.apply_stored({ { "hobbit.policy", "lru" } }).ok());
-    CHECK(s.policy == "lfu");
-
-    settings stored = applied({});
-    CHECK(stored
-              .apply_stored({ { "hobbit.w_lru", 0.1 },
-                              { "hobbit.w_lfu", 0.2 },
-                              { "hobbit.w_lhu", 0.3 },
-                              { "hobbit.w_fld", 0.4 },
-                              { "hobbit.policy", "hobbit" } })
-              .ok());
-    CHECK(stored.policy == "hobbit");
-    CHECK(stored.weights == std::array<double, 4>{ 0.1, 0.2, 0.3, 0.4 });
-
-    settings one = applied({ number("hobbit.w_lfu", 1.0) }); // the others are 0 then
-    CHECK(one.policy == "hobbit");
-    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
-    CHECK(one.apply_stored({ { "hobbit.w_lru", 1.0 }, { "hobbit.policy", "lru" } })
-              .ok()); // weights given: none are taken from the file
-    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
-}
-
-TEST_CASE("policies and weights that make no sense are refused") {
-    CHECK(refused({ text("hobbit.policy", "best") }).find("hobbit.policy is 'best': choose one of ") == 0);
-    CHECK(refused({ text("hobbit.policy", "best") }).find(" lru ") != std::string::npos);
-    CHECK(refused({ number("hobbit.w_lru", 0.5), number("hobbit.w_lfu", 0.4) }).find("sum to 0.9") !=
-          std::string::npos);
-    CHECK(refused({ number("hobbit.w_lru", 1.5), number("hobbit.w_lfu", -0.5) })
-              .find("hobbit.w_lru is 1.5: it must lie") == 0);
-    CHECK(refused({ text("hobbit.policy", "lru"), number("hobbit.w_lru", 1) }).find("belong to the policy 'hobbit'") !=
-          std::string::npos);
-    CHECK(refused({ text("hobbit.rule", "best") }).find("hobbit.rule is 'best': choose one of edgemoe gate price") ==
-          0);
-    CHECK(refused({ number("hobbit.prefetch", 5) }).find("hobbit.prefetch is 5: it must lie between 0 and 4") == 0);
-    CHECK(refused({ number("hobbit.policy", 1) }) == "hobbit.policy takes a text");
 }

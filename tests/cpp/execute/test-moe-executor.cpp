@@ -96,7 +96,7 @@ TEST_CASE("layers take turns in a pool too small for both") {
 
 TEST_CASE("no policy changes the output") {
     const model_on_disk m;
-    for (const std::string & name : policy_names()) {
+    for (const std::string & name : registered_policy::names()) {
         CAPTURE(name);
         rules how;
         how.policy = name;

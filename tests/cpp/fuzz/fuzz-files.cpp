@@ -11,7 +11,6 @@
 #include "fixtures/temp-dir.h"
 #include "hobbit.h"
 #include "model/expert-index.h"
-#include "model/use-counts.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -54,7 +53,6 @@ class fuzzed_files {
         make(
             "second part", "p-00002-of-00002.gguf", [](gguf_builder & file) { part(file, 1); },
             dir_->path("p-00001-of-00002.gguf"));
-        uses(base("u.gguf"));
     }
 
     const std::vector<file_format> & formats() const { return formats_; }
@@ -62,11 +60,10 @@ class fuzzed_files {
     // Returns true if it was opened. Ends the process if what was opened is unsound.
     bool open(const file_format & f, const std::string & bytes) {
         dir_->write(std::filesystem::path(f.path).filename().string(), bytes);
-        const hobbit_setting settings[] = { { "hobbit.enable", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr },
-                                            { "hobbit.remember", HOBBIT_SETTING_BOOL, 1, 0.0, nullptr } };
-        char                 err[512]   = "";
-        hobbit_model *       model      = nullptr;
-        const bool           ok         = hobbit_open(f.model.c_str(), settings, 2, &model, err, sizeof(err));
+        const hobbit_setting enable   = { "hobbit.enable", 1.0, nullptr };
+        char                 err[512] = "";
+        hobbit_model *       model    = nullptr;
+        const bool           ok       = hobbit_open(f.model.c_str(), &enable, 1, &model, err, sizeof(err));
         hobbit_unref(model);
         if (ok && model) {
             check_sound(f.model);
@@ -140,7 +137,7 @@ class fuzzed_files {
         gguf_set_val_f64(file.keys(), "hobbit.prefetch", 1);
         gguf_set_val_str(file.keys(), "hobbit.policy", "lfu");
         file.set_ints("hobbit.expert_uses", { 0, 5, 2, 0, 5, 0, 0, 9 });
-        file.add("hobbit.ahead", GGML_TYPE_F16, 64, 12, 2);
+        file.set_ints("hobbit.paths", { 1, 9, 0, 0, 1, 256 * 3 + 9, 1, 4, 1, 0, 2, 2, 0 + 4, 256 * 3 + 1 });
     }
 
     static void sidecar(gguf_builder & file, const std::string & base) {
@@ -165,16 +162,6 @@ class fuzzed_files {
         }
         model.first_block = 1;
         model.add_tensors(file, model.high, "");
-    }
-
-    void uses(const std::string & model) {
-        use_counts counts({ 2, 2 }, 4);
-        counts.add(std::vector<int32_t>{ 1, 5, 2, 0, 5, 1, 0, 2 });
-        const std::string path = beside(model, use_counts::suffix);
-        if (!counts.write(path, std::filesystem::file_size(model)).ok()) {
-            fail("the counts cannot be written");
-        }
-        formats_.push_back({ "uses", path, temp_dir::read(path), model });
     }
 
     static std::string beside(const std::string & model, const std::string & suffix) {
@@ -289,7 +276,7 @@ int main(int argc, char ** argv) {
         printf("%-12s %9" PRId64 " mutants: %9" PRId64 " opened, %9" PRId64 " refused\n", f.name, n, n_opened,
                n - n_opened);
         fflush(stdout);
-        if (n_opened == 0) { // bad counts of uses are ignored
+        if (n_opened == 0) {
             fprintf(stderr, "fuzz-files: the mutants of '%s' test nothing\n", f.name);
             return 1;
         }

@@ -111,7 +111,6 @@ TEST_CASE("a batch in flight that is demanded ends as demands") {
     for (const chunk & c : { taken[0], taken[1], more[0] }) {
         CHECK_FALSE(queue.end(c));
     }
-    CHECK(queue.n_demands() == 0);
     CHECK(take(queue, 0) == numbers{ 0 });
 }
 
@@ -121,12 +120,9 @@ TEST_CASE("what is in flight when all is dropped still counts until it ends") {
     std::vector<chunk> taken;
     queue.push(chunks_of(state, part_id::up, 3), load_urgency::demand);
     CHECK(take(queue, 0, &taken) == numbers{ 0 });
-    CHECK(queue.n_demands() == 3);
     CHECK(queue.clear().size() == 2);
-    CHECK(queue.n_demands() == 1);
     queue.push(chunks_of(other, part_id::up, 1), load_urgency::prefetch);
     CHECK_FALSE(queue.end(taken[0]));
-    CHECK(queue.n_demands() == 0);
     CHECK(take(queue, 0) == numbers{ 0 });
 }
 
@@ -140,9 +136,7 @@ TEST_CASE("what is dropped is not taken") {
     CHECK(queue.drop_prefetches(state, part_id::up).size() == 2);
     queue.push(chunks_of(other, part_id::up, 3), load_urgency::demand);
     CHECK(queue.drop_prefetches(other, part_set::all()).empty()); // demands are not
-    CHECK(queue.n_demands() == 3);
     CHECK(queue.clear().size() == 5);
-    CHECK(queue.n_demands() == 0);
     CHECK(take(queue, 100 * SIZE).empty());
     queue.push(chunks_of(state, part_id::up, 1), load_urgency::prefetch); // no demand is counted any more
     CHECK(take(queue, 0) == numbers{ 0 });

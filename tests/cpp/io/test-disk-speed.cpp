@@ -11,9 +11,10 @@
 
 static constexpr uint64_t FILE_SIZE = 1 << 20;
 
-static std::string measure(const std::string & path, uint32_t n_threads, hobbit_disk_speed & speed) {
+static std::string measure(const std::string & path, uint32_t n_threads, hobbit_disk_speed & speed,
+                           double seconds = 0.05) {
     char       err[512] = "";
-    const bool is_ok    = hobbit_measure_disk(path.c_str(), 64 << 10, n_threads, 0.05, &speed, err, sizeof(err));
+    const bool is_ok    = hobbit_measure_disk(path.c_str(), 64 << 10, n_threads, seconds, &speed, err, sizeof(err));
     CHECK(is_ok == (*err == '\0'));
     return err;
 }
@@ -23,6 +24,8 @@ TEST_CASE("the speed of several threads is measured, and a small or missing file
     hobbit_disk_speed speed;
     dir.write("file", std::string(FILE_SIZE, 'x'));
     CHECK(measure(dir.path("file"), 4, speed) == "");
+    CHECK(speed.bytes_per_s > 0);
+    CHECK(measure(dir.path("file"), 4, speed, 0.0) == ""); // all threads start too late
     CHECK(speed.bytes_per_s > 0);
     dir.write("small", "x");
     const std::string small   = measure(dir.path("small"), 4, speed);

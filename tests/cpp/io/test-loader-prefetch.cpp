@@ -171,7 +171,6 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     while (!l.settle(states[0])) {
     }
     CHECK(counters.bytes_prefetched == BLOCK);
-    CHECK(counters.disk_demand_ns == 0);
 
     // demanded in flight, and before
     l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::prefetch);
@@ -181,14 +180,10 @@ TEST_CASE("a prefetch counts as a demand from the moment it is demanded") {
     l.submit(states[1], part_id::up, block_at(1), { memory[1] }, load_urgency::demand);
     l.submit(states[3], part_id::up, block_at(3), { memory[3] }, load_urgency::demand);
     reader.wait_begun(4);
-    const auto start = std::chrono::steady_clock::now();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    const auto slept = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
     reader.open_gate();
     for (load_state & state : states) {
         CHECK(l.wait(state, part_id::up).ok());
     }
     CHECK(counters.bytes_read == 4 * BLOCK);
     CHECK(counters.bytes_prefetched == 2 * BLOCK); // blocks 0 and 2
-    CHECK(counters.disk_demand_ns >= uint64_t(slept.count()));
 }

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <doctest/doctest.h>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -316,36 +315,48 @@ TEST_CASE("a calibration tells how often experts were used") {
     }
 }
 
-TEST_CASE("a calibration's maps for prediction are found, and refused where they are not of this model") {
+TEST_CASE("a calibration's activation paths are those of the model's experts, or the file is refused") {
     temp_dir     dir;
     gguf_builder file;
     moe_model().add_high(file); // 2 layers of 4 experts
-    const std::string path = file.write(dir.path("m.gguf"));
-    const auto        read = [&](ggml_type type, int64_t rows, int64_t n_layers, expert_index & index) {
+    const std::string path  = file.write(dir.path("m.gguf"));
+    const auto        write = [&](const std::vector<int32_t> & paths) {
         gguf_builder calibration;
         gguf_set_val_u64(calibration.keys(), "hobbit.model_bytes", std::filesystem::file_size(path));
-        calibration.add("hobbit.ahead", type, 64, rows, n_layers);
+        calibration.set_ints("hobbit.paths", paths);
         calibration.write(dir.path("m.calibration.gguf"));
-        REQUIRE(index.open(path, "").ok());
-        const status s = index.read_calibration(path);
-        if (s.ok()) {
-            std::vector<ggml_fp16_t> numbers;
-            REQUIRE(index.calibration().ahead.read(numbers).ok());
-            const std::string & bytes = calibration.data("hobbit.ahead");
-            CHECK(bytes == std::string(reinterpret_cast<char *>(numbers.data()), numbers.size() * sizeof(ggml_fp16_t)));
-        }
-        return s;
     };
     expert_index index;
-    CHECK(index.calibration().ahead.n_ahead == 0);
-    REQUIRE(read(GGML_TYPE_F16, 3 * 4, 2, index).ok());
-    CHECK(index.calibration().ahead.n_ahead == 3);
-    CHECK(index.calibration().ahead.width == 64);
-    for (const auto & [type, rows, n_layers] :
-         { std::tuple(GGML_TYPE_F32, 12, 2), std::tuple(GGML_TYPE_F16, 10, 2), std::tuple(GGML_TYPE_F16, 12, 3) }) {
-        expert_index other;
-        CHECK(read(type, rows, n_layers, other).message().find("calibrate '" + path + "' again") != std::string::npos);
-        CHECK(other.calibration().ahead.n_ahead == 0);
+    REQUIRE(index.open(path, "").ok());
+    // layer, tokens, numbers of experts now, before and next
+    const std::vector<int32_t> paths = { 1, 9, 0, 0, 1, 256 * 3 + 9, 1, 4, 1, 0, 2, 2, 0 + 4, 256 * 3 + 1 };
+    write(paths);
+    REQUIRE(index.read_calibration(path).ok());
+    CHECK(index.calibration().paths == paths);
+    const std::vector<std::vector<int32_t>> refused = {
+        { 1, 9, 0, 0 },                 // cut
+        { 1, 9, 0, 0, 1 },              // likewise
+        { 1, 9, 0, 0, 70000 },          // likewise
+        { 1, 9, 0, 0, -1, 3 },          // negative numbers
+        { -1, 9, 0, 0, 1, 9 },          // likewise
+        { 1, 9, 0, 0, 1, -9 },          // likewise
+        { 2, 9, 0, 0, 1, 9 },           // no such layer
+        { 1, 0, 0, 0, 0 },              // zero tokens
+        { 1, 256, 0, 0, 1, 9 },         // more tokens than a byte counts
+        { 1, 9, 0, 0, 1, 256 * 4 + 9 }, // no such expert
+        { 1, 9, 1, 0, 1, 4, 9 },        // likewise
+        { 1, 9, 0, 0, 1, 10 },          // more tokens than there are
+        { 1, 9, 2, 0, 1, 0, 1, 9 },     // a pair of three
+        { 0, 9, 1, 0, 1, 0, 9 },        // before the first layer
+        { 1, 9, 1, 1, 1, 0, 0, 9 },     // likewise
+        { 1, 9, 0, 1, 1, 0, 9 },        // nothing between
+    };
+    for (const std::vector<int32_t> & others : refused) {
+        CAPTURE(others);
+        write(others);
+        const std::string why = index.read_calibration(path).message();
+        CHECK(why.find("its activation paths are not of this model's experts: calibrate '" + path + "' again") !=
+              std::string::npos);
     }
 }
 

@@ -91,11 +91,14 @@ TEST_CASE("what the keys say must fit together") {
     const auto with = [](const char * key, const char * value) {
         return refused([&](gguf_builder & file) { gguf_set_val_str(file.keys(), key, value); });
     };
-    CHECK_CONTAINS(with("hobbit.base_tier", "high"), "hobbit.base_tier is 'high', with a partial tier it is 'low'");
-    CHECK_CONTAINS(with("hobbit.base_tier", "none"), "hobbit.base_tier is 'none', with a partial tier it is 'low'");
+    CHECK_CONTAINS(with("hobbit.base_tier", "high"),
+                   "hobbit.base_tier is 'high', and with format version 3 it is 'low'");
+    CHECK_CONTAINS(with("hobbit.base_tier", "none"),
+                   "hobbit.base_tier is 'none', and with format version 3 it is 'low'");
     CHECK_CONTAINS(refused([](auto & f) { gguf_remove_key(f.keys(), "hobbit.base_tier"); }), "base_tier is ''");
-    CHECK_CONTAINS(with("hobbit.tier.low.kind", "partial"), "the low tier is of kind 'partial'");
-    CHECK_CONTAINS(with("hobbit.tier.high.kind", "complete"), "of kind 'complete', which format version 3 does not");
+    CHECK_CONTAINS(with("hobbit.tier.low.kind", "partial"), "hobbit.tier.low.kind is 'partial', and");
+    CHECK_CONTAINS(with("hobbit.tier.high.kind", "complete"),
+                   "kind is 'complete', and with format version 3 it is 'partial'");
     CHECK_CONTAINS(refused([](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", 1); }),
-                   "the high tier is of kind 'partial', which format version 1 does not have");
+                   "hobbit.tier.high.kind is 'partial', and with format version 1 it is 'complete'");
 }

@@ -3,6 +3,7 @@
 // The rule's decisions, by hand, and simulated runs: durations are those of a machine that is known, no clock is read.
 #include "offload/placement.h"
 
+#include "cache/resident-set.h"
 #include "policy/cache-policy.h"
 
 #include <algorithm>
@@ -43,11 +44,11 @@ TEST_CASE("the CPU computes a missing expert where it takes no longer than uploa
     CHECK(with(1.0, 0.25, 1.0).place(PRESENT, 1) == NONE);
 }
 
-TEST_CASE("half of an upload's further hits count, as the CPU's time less the device's") {
-    for (const uint32_t uses : { 1u, 2u }) { // 1.2 + 0.55 and 1.2 + 1.1 beside 2.1
+TEST_CASE("a share of an upload's further hits counts, as the CPU's time less the device's") {
+    for (const uint32_t uses : { 5u, 6u }) { // 1.2 + 0.825 and 1.2 + 0.99 beside 2.1
         placement p = with(1.2, 0.1, 2.0);
         add_uploads(p, uses);
-        CHECK(p.place(ONE, 1) == (uses == 1 ? CPU : NONE));
+        CHECK(p.place(ONE, 1) == (uses == 5 ? CPU : NONE));
     }
     placement slow_device = with(1.2, 1.2, 2.0);
     add_uploads(slow_device, 100);
@@ -63,6 +64,21 @@ TEST_CASE("each expert is placed by its own kind and rows, all of a layer by the
     const std::vector<expert_work> work = { { 0, 1, false }, { 0, 8, false }, { 0, 1, true },
                                             { 1, 4, false }, { 1, 8, false }, { 0, 1, false } };
     CHECK(p.place(work, 1) == cpu_experts{ true, false, false, true, false, true }); // 2, 4 by 3; 8, 16 by 12
+}
+
+TEST_CASE("CPU and link share a layer's missing experts, so that both end together") {
+    const std::vector<expert_work> eight(8, { 0, 1, false });
+    const auto                     n_on_cpu = [&](double cpu, double upload, compute_mode mode) {
+        const cpu_experts by = with(cpu, 0.1, upload, mode).place(eight, 1);
+        return std::count(by.begin(), by.end(), true);
+    };
+    CHECK(n_on_cpu(1.0, 1.0, compute_mode::automatic) == 4);
+    CHECK(n_on_cpu(1.0, 3.0, compute_mode::automatic) == 6);
+    CHECK(n_on_cpu(3.0, 1.0, compute_mode::automatic) == 2);
+    CHECK(n_on_cpu(1.0, 9.0, compute_mode::automatic) == 8);
+    CHECK(n_on_cpu(1.0, 3.0, compute_mode::twiddler) == 8); // each expert by itself
+    const std::vector<expert_work> mixed = { { 0, 1, false }, { 0, 1, true }, { 0, 1, false } };
+    CHECK(with(1.0, 0.1, 1.5).place(mixed, 1) == cpu_experts{ true, false, false });
 }
 
 TEST_CASE("without samples the CPU computes, and its first sample counts") {
@@ -87,7 +103,7 @@ TEST_CASE("gpu leaves everything to the device, cooperative what is there and pr
 TEST_CASE("twiddler compares an expert's own times alone, and uploads nothing in the background") {
     placement p = with(1.2, 0.1, 2.0, compute_mode::twiddler);
     add_uploads(p, 100);
-    CHECK(p.place(ONE, 1) == CPU); // auto uploads it for 2 further uses
+    CHECK(p.place(ONE, 1) == CPU); // auto uploads it, for its further uses
     CHECK(p.place(PRESENT, 1) == NONE);
     CHECK(p.place({ { 0, 2, false } }, 1) == NONE); // 2.4 beside 2.2
     CHECK_FALSE(p.may_upload());
@@ -101,10 +117,10 @@ TEST_CASE("latencies are listed for what was measured") {
     p.link_took(1000, 3.0);
     const auto found = p.latencies();
     REQUIRE(found.size() == 2);
-    CHECK((found[0].bytes == 1000 && found[0].n_rows == 1));
-    CHECK((found[0].cpu == 0.0 && found[0].device == 0.5 && found[0].upload == doctest::Approx(3.0)));
-    CHECK((found[1].bytes == 4000 && found[1].n_rows == 4));
-    CHECK((found[1].cpu == 2.0 && found[1].device == 0.0 && found[1].upload == doctest::Approx(12.0)));
+    CHECK((found[0].expert_bytes == 1000 && found[0].n_tokens == 1));
+    CHECK((found[0].cpu_s == 0.0 && found[0].device_s == 0.5 && found[0].upload_s == doctest::Approx(3.0)));
+    CHECK((found[1].expert_bytes == 4000 && found[1].n_tokens == 4));
+    CHECK((found[1].cpu_s == 2.0 && found[1].device_s == 0.0 && found[1].upload_s == doctest::Approx(12.0)));
 }
 
 TEST_CASE("a CPU that is not used is measured again with one expert, after 1024 others") {
@@ -151,7 +167,7 @@ TEST_CASE("background uploads take a quarter of the time") {
 // simulated runs
 //
 
-// True times of an expert of 8 MiB, and of one of 4 MiB.
+// True times of an expert of 8 MiB, and of one of 4 MiB. A core that computes and copies at once is slower at both.
 struct machine {
     double cpu;              // milliseconds for a token of the larger one
     double device   = 0.0;   // time of a further token, divided by the CPU's
@@ -183,14 +199,15 @@ struct machine {
                 last  = std::max(last, on_device(w));
             }
         }
+        const double beside = one_core ? std::min(here, link) : 0.0;
         if (here > 0.0) {
-            rule.cpu_took(work, by, here);
+            rule.cpu_took(work, by, here + beside);
         }
         if (rule.measures_device()) {
             rule.device_took(work, by, there);
         }
         if (link > 0.0) {
-            rule.link_took(link / per_byte, link);
+            rule.link_took(link / per_byte, link + beside);
         }
         const double took = one_core ? here + there + link : std::max({ here, there, link + last });
         rule.pass(took);
@@ -259,17 +276,17 @@ struct text {
 
 // The device's pool, and what places experts there or elsewhere.
 struct simulated_engine {
-    const machine &          m;
-    placement                rule;
-    const bool               counts_hits;
-    cache_policy             policy;
-    resident_tiers           pools;
-    std::vector<expert_tier> evicted = {};
+    const machine & m;
+    placement       rule;
+    const bool      counts_hits;
+    cache_policy    policy;
+    resident_set    pool;
 
     simulated_engine(const machine & hardware, compute_mode mode, uint32_t n_slots, bool counts_further_hits = true) :
-        m(hardware), rule(m.rule(mode)), counts_hits(counts_further_hits) {
-        pools.add(tier_id::high, resident_set(text::n_layers, text::n_experts, tier_id::high, n_slots, 0, policy));
-    }
+        m(hardware),
+        rule(m.rule(mode)),
+        counts_hits(counts_further_hits),
+        pool(text::n_layers, text::n_experts, tier_id::high, n_slots, 0, policy) {}
 
     // Seconds that so many tokens take.
     double run(text & t, uint32_t n_tokens) {
@@ -282,17 +299,20 @@ struct simulated_engine {
     }
 
     void insert(const expert_id & id) {
-        evicted.clear();
-        pools.insert(id, tier_id::high, id.layer, resident_set::pressure::urgent, evicted);
-        for (size_t i = 0; i < evicted.size() && counts_hits; i++) {
-            rule.gain().replaced({ id, tier_id::high }, evicted[i]);
+        expert_id  victim;
+        const bool evicts = !pool.has_free_slot();
+        if (pool.contains(id) || !pool.insert(id, id.layer, resident_set::pressure::urgent, &victim)) {
+            return;
+        }
+        if (evicts && counts_hits) {
+            rule.gain().replaced({ id, tier_id::high }, { victim, tier_id::high });
         }
     }
 
     double run_layer(layer_id layer, const std::vector<uint32_t> & experts) {
         std::vector<expert_work> work;
         for (const uint32_t e : experts) {
-            work.push_back({ 0, 1, pools.contains({ layer, e }, tier_id::high) });
+            work.push_back({ 0, 1, pool.contains({ layer, e }) });
             rule.gain().used({ { layer, e }, tier_id::high });
         }
         const cpu_experts by   = rule.place(work, 1);
@@ -305,8 +325,8 @@ struct simulated_engine {
         for (size_t i = 0; i < experts.size(); i++) {
             if (by[i]) {
                 upload({ layer, experts[i] });
-            } else if (pools.contains({ layer, experts[i] }, tier_id::high)) {
-                pools.touch({ layer, experts[i] }, tier_id::high);
+            } else if (pool.contains({ layer, experts[i] })) {
+                pool.touch({ layer, experts[i] });
             }
         }
         return took;
@@ -314,7 +334,7 @@ struct simulated_engine {
 
     // In the background.
     void upload(const expert_id & id) {
-        const bool is_free = pools.set(tier_id::high).has_free_slot();
+        const bool is_free = pool.has_free_slot();
         if (is_free || rule.may_upload()) {
             insert(id);
             if (!is_free) {
@@ -351,14 +371,14 @@ TEST_CASE("automatic is within 10 percent of the better of the other two where u
     CHECK(n_better_gpu < 35);
 }
 
-TEST_CASE("without the further hits automatic would take twice as long as gpu where a text stays with its experts") {
+TEST_CASE("without the further hits automatic would take 1.4 times as long as gpu if a text stays with its experts") {
     const machine m     = { 1.7 };
     const auto    after = [&](compute_mode mode, bool counts_hits) {
         text t = { 12, 0.5 };
         return simulated_engine(m, mode, 160, counts_hits).run(t, 1500);
     };
     const double gpu = after(compute_mode::gpu, true);
-    CHECK(after(compute_mode::automatic, false) > 2.0 * gpu);
+    CHECK(after(compute_mode::automatic, false) > 1.4 * gpu);
     CHECK(after(compute_mode::automatic, true) < 1.1 * gpu);
 }
 

@@ -26,7 +26,7 @@ struct step_of_two_tokens {
     bool                            strict     = false;
     residency                       resident   = [](expert_id, tier_id) { return false; };
     presence                        has_high   = {};
-    std::unique_ptr<precision_rule> rule       = make_rule({ "gate" });
+    std::unique_ptr<precision_rule> rule       = registered_rule::make({ "gate" });
     listening_policy                policy;
     layer_step::novelty             is_new = nullptr;
     step_counts                     counts;
@@ -137,7 +137,7 @@ TEST_CASE("strict: the rule decides as if nothing were resident") {
     precision_costs costs;
     REQUIRE(costs.set({ 0, 0, 0, 1.0f }, { 0, 0, 0, 1.0f }, 4, 8).ok());
     step_of_two_tokens s;
-    s.rule       = make_rule({ "price", &costs, 0.25 });
+    s.rule       = registered_rule::make({ "price", &costs, 0.25 });
     s.thresholds = { { 1, 1, 1.0 }, { 1, 1, 1.0 } }; // 9/16 + 1/4 for low is less than 1; the others are skipped
     CHECK(s.letters() == "LLL-");
     s.strict = true;

@@ -90,7 +90,7 @@ TEST_CASE("a threshold t2 of 1 skips no score above 1") {
 }
 
 TEST_CASE("some rules take a price, and the others two thresholds") {
-    for (const std::string & name : rule_names()) {
+    for (const std::string & name : registered_rule::names()) {
         CAPTURE(name);
         CHECK(takes_price(name) == (name == "price" || name == "edgemoe"));
     }
@@ -98,16 +98,16 @@ TEST_CASE("some rules take a price, and the others two thresholds") {
 }
 
 TEST_CASE("a rule is made by its name") {
-    for (const std::string & name : rule_names()) {
-        CHECK(make_rule({ name }));
+    for (const std::string & name : registered_rule::names()) {
+        CHECK(registered_rule::make({ name }));
     }
-    CHECK_FALSE(make_rule({ "best" }));
+    CHECK_FALSE(registered_rule::make({ "best" }));
 }
 
 TEST_CASE("without the router's weights the rule \"gate\" gives high precision") {
     const layer_routing                 routing    = { 0, 2, 2, { 1, 2, 3, 4 }, {} };
     const std::vector<score_thresholds> thresholds = { { 0.0, 0.0 }, { 0.0, 0.0 } };
     const residency                     none       = [](expert_id, tier_id) { return false; };
-    CHECK(make_rule({ "gate" })->decide({ routing, thresholds, none, true }) ==
+    CHECK(registered_rule::make({ "gate" })->decide({ routing, thresholds, none, true }) ==
           std::vector<precision>(4, precision::high));
 }

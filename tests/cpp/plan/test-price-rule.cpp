@@ -35,7 +35,7 @@ struct priced {
             routing.experts.push_back(int32_t(i % n_used));
         }
         const std::vector<score_thresholds> thresholds(n_tokens, { 1.0, 1.0, price });
-        const auto                          rule = make_rule({ name, &costs, low_bytes });
+        const auto                          rule = registered_rule::make({ name, &costs, low_bytes });
         std::string                         letters;
         for (const precision p : rule->decide({ routing, thresholds, resident, has_low })) {
             letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
@@ -85,7 +85,7 @@ TEST_CASE("weights that rank nothing, or are unknown, make everything high") {
     REQUIRE(costs.set({ 1, 1 }, { 1, 1 }, 2, 2).ok());
     const layer_routing                 routing    = { 0, 1, 2, { 0, 1 }, {} };
     const std::vector<score_thresholds> thresholds = { { 1.0, 1.0, 1e9 } };
-    CHECK(make_rule({ "price", &costs, 0.25 })->decide({ routing, thresholds, priced().resident, true }) ==
+    CHECK(registered_rule::make({ "price", &costs, 0.25 })->decide({ routing, thresholds, priced().resident, true }) ==
           std::vector<precision>(2, precision::high));
 }
 

@@ -24,7 +24,7 @@ static std::unique_ptr<cache_policy> make(const std::string & name, const weight
     options.n_experts = 8;
     options.n_used    = 2;
     options.seed      = seed;
-    auto policy       = make_policy(options);
+    auto policy       = registered_policy::make(options);
     REQUIRE(policy);
     return policy;
 }
@@ -49,24 +49,24 @@ static double value(cache_policy & policy, layer_id layer, uint32_t expert, laye
 
 TEST_CASE("every listed name makes a policy, and no other name does") {
     std::set<std::string> names;
-    for (const std::string & name : policy_names()) {
+    for (const std::string & name : registered_policy::names()) {
         CAPTURE(name);
         CHECK(make(name) != nullptr);
         names.insert(name);
     }
-    CHECK(names.size() == policy_names().size());
+    CHECK(names.size() == registered_policy::names().size());
     for (const char * name : { "lru", "lfu", "lhu", "fld", "random", "hobbit", "edgemoe", "echo" }) {
         CHECK(names.count(name) == 1);
     }
     policy_options unknown;
     for (const char * name : { "", "LRU", "belady", "lru " }) {
         unknown.name = name;
-        CHECK(make_policy(unknown) == nullptr);
+        CHECK(registered_policy::make(unknown) == nullptr);
     }
 }
 
 TEST_CASE("every policy values an expert that was never used no higher than the same one after its use") {
-    for (const std::string & name : policy_names()) {
+    for (const std::string & name : registered_policy::names()) {
         if (name == "random") {
             continue;
         }
@@ -109,6 +109,38 @@ TEST_CASE("lfu: tokens that used the expert, whatever their precision") {
     CHECK(value(*policy, 0, 3) == 0);
     policy->begin_sequence(0);
     CHECK(value(*policy, 0, 2) == 5); // a baseline never forgets
+}
+
+TEST_CASE("lfu, edgemoe and hobbit begin with the uses of earlier runs") {
+    policy_options options;
+    options.weights   = { 0.5, 0.25, 0.25, 0 };
+    options.n_layers  = 4;
+    options.n_experts = 8;
+    options.n_used    = 2;
+    options.prior     = options.table<float>();
+
+    options.prior[{ 0, 1 }] = 0.25f;
+    options.prior[{ 0, 2 }] = 0.5f;
+    options.prior[{ 2, 1 }] = 0.5f;
+
+    options.name = "lfu";
+    auto lfu     = registered_policy::make(options);
+    lfu->begin_sequence(0);
+    CHECK(value(*lfu, 0, 1) == 16); // a quarter of 64 tokens
+    run_token(*lfu, { use(0, 1) });
+    CHECK(value(*lfu, 0, 1) == 17);
+    options.name = "edgemoe";
+    auto edgemoe = registered_policy::make(options);
+    CHECK(value(*edgemoe, 2, 1) == 16); // 32, two layers ahead
+    options.name = "hobbit";
+    auto hobbit  = registered_policy::make(options);
+    hobbit->begin_sequence(0);
+    CHECK(value(*hobbit, 0, 2) == 0.25); // half of the weights are those of F and H
+    CHECK(value(*hobbit, 0, 1) == 0.125);
+    hobbit->begin_tokens(0, 64);
+    CHECK(value(*hobbit, 0, 2) == 0.125); // half as much after as many tokens
+    hobbit->on_use(use(0, 1, tier_id::high, 64));
+    CHECK(value(*hobbit, 0, 1) == 1.0625);
 }
 
 TEST_CASE("lhu: tokens that the expert served in high precision") {
@@ -240,7 +272,7 @@ TEST_CASE("a sequence that is not run for long is forgotten") {
     records.begin_sequence(7);
     records.begin_tokens(7, 1);
     records.on_use(use(0, 1, tier_id::high, 1, 7));
-    const auto uses = [](const usage_record & r, uint32_t, uint64_t) { return double(r.n_uses); };
+    const auto uses = [](const usage_record & r, uint32_t) { return double(r.n_uses); };
     for (uint64_t i = 0; i < usage_records::n_idle_max; i++) {
         records.begin_tokens(8, 1);
     }

@@ -21,7 +21,7 @@ static std::unique_ptr<cache_policy> make(const std::string & name = "echo") {
     options.n_layers  = N_LAYERS;
     options.n_experts = N_EXPERTS;
     options.n_used    = 2;
-    return make_policy(options);
+    return registered_policy::make(options);
 }
 
 static void use(cache_policy & policy, expert_id id, uint32_t sequence = 0, double weight = 0.5,
@@ -57,7 +57,7 @@ TEST_CASE("uses in earlier runs count until newer ones are known") {
 
     options.prior[{ 0, 0 }] = 0.2f; // an expert of kind 0
     options.prior[{ 0, 2 }] = 0.4f; // an expert of kind 1
-    auto policy             = make_policy(options);
+    auto policy             = registered_policy::make(options);
     policy->begin_sequence(0);
     CHECK(value_of(*policy, 2, 0, 3) == 0.0);
     run_token(*policy, 2);

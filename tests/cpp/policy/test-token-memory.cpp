@@ -7,9 +7,9 @@
 
 using namespace hobbit;
 
-static std::vector<expert_id> uses_from(const token_memory & memory, uint64_t token, layer_id layer) {
+static std::vector<expert_id> uses_of(const token_memory & memory, uint64_t token) {
     std::vector<expert_id> found;
-    memory.visit_uses(token, layer, [&](expert_id id) { found.push_back(id); });
+    memory.visit_uses(token, [&](expert_id id) { found.push_back(id); });
     return found;
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("a token may use hundreds of experts, which are all forgotten with it"
     for (uint32_t expert = 0, token = memory.add(token_memory::none); expert < 300; expert++) {
         memory.use(token, { 0, expert + 500 }, 0.5);
     }
-    CHECK(uses_from(memory, 0, 0).size() == 300);
+    CHECK(uses_of(memory, 0).size() == 300);
     memory.add(token_memory::none);
     for (uint32_t expert = 0; expert < 896; expert++) {
         memory.add_similarity({ 0, expert }, 1.0, scores);
@@ -67,13 +67,11 @@ TEST_CASE("the uses of a token, from a layer on") {
     memory.use(token, { 0, 3 }, 1.0);
     memory.use(token, { 2, 1 }, 0.5);
     memory.use(token, { 2, 0 }, 0.5);
-    CHECK(uses_from(memory, token, 0) == std::vector<expert_id>{ { 0, 3 }, { 2, 1 }, { 2, 0 } });
-    CHECK(uses_from(memory, token, 1) == std::vector<expert_id>{ { 2, 1 }, { 2, 0 } });
-    CHECK(uses_from(memory, token, 3).empty());
+    CHECK(uses_of(memory, token) == std::vector<expert_id>{ { 0, 3 }, { 2, 1 }, { 2, 0 } });
     memory.add(token_memory::none);
     const uint64_t same_slot = memory.add(token_memory::none);
     CHECK(memory.slot(same_slot) == memory.slot(token));
-    CHECK(uses_from(memory, same_slot, 0).empty());
+    CHECK(uses_of(memory, same_slot).empty());
 }
 
 TEST_CASE("similarity is the sum of the roots of the products of the weights") {

@@ -12,15 +12,16 @@ static std::unique_ptr<predictor> make(const std::string & name, const std::vect
     predictor_options options;
     options.name      = name;
     options.n_experts = n_experts;
-    return make_predictor(options);
+    return registered_predictor::make(options);
 }
 
 TEST_CASE("predictors are made by name") {
-    for (const std::string & name : predictor_names()) {
+    for (const std::string & name : registered_predictor::names()) {
         CHECK(make(name, { 4, 4 }));
     }
     CHECK_FALSE(make("none", { 4, 4 }));
-    CHECK(std::count(predictor_names().begin(), predictor_names().end(), predictor_options().name) == 1);
+    CHECK(std::count(registered_predictor::names().begin(), registered_predictor::names().end(),
+                     predictor_options().name) == 1);
 }
 
 TEST_CASE("repeat names what each layer chose for the previous tokens") {

@@ -2,12 +2,10 @@
 #include "predict/router-predictor.h"
 
 #include "fixtures/layer-graph.h"
-#include "fixtures/temp-dir.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <doctest/doctest.h>
 #include <limits>
 #include <numeric>
@@ -200,59 +198,6 @@ TEST_CASE("worked by hand: the selection bias chooses, the weights are those wit
     CHECK(predictions[0].weights[1] == doctest::Approx(0.1192 / (0.7311 + 0.1192)).epsilon(1e-3));
 }
 
-TEST_CASE("maps of a calibration stand in the place of the routers' weights") {
-    constexpr uint32_t n_layers = 4;
-    constexpr uint32_t n_ahead  = 2;
-    constexpr uint32_t n_max    = 16; // the second layer has 8 experts
-    predictor_options  m        = experts({ n_max, 8, n_max, n_max });
-    const temp_dir     dir;
-    const auto         numbers = grid(size_t(n_layers) * n_ahead * n_max * WIDTH, 1 / 64.0f, 0.5f, 5);
-    std::string        bytes(16 + numbers.size() * sizeof(ggml_fp16_t), 'x'); // 16 before them
-    for (size_t i = 0; i < numbers.size(); i++) {
-        const ggml_fp16_t half = ggml_fp32_to_fp16(numbers[i]);
-        std::memcpy(&bytes[16 + i * sizeof(half)], &half, sizeof(half));
-    }
-    m.maps = { dir.write("maps", bytes), 16, n_layers, n_ahead, n_max, WIDTH };
-
-    const cpu_backend        cpu;
-    router_predictor         p(m);
-    std::vector<test_router> routers;
-    for (uint32_t layer = 0; layer < n_layers; layer++) {
-        routers.emplace_back(m.n_experts[layer], layer + 1);
-        routers[layer].bias   = grid(m.n_experts[layer], 1 / 32.0f, 1.0f, layer + 20);
-        routers[layer].gating = layer % 2 ? HOBBIT_GATING_SIGMOID : HOBBIT_GATING_SOFTMAX;
-        REQUIRE(routers[layer].set(p, layer_id(layer)).ok());
-    }
-    CHECK(p.bytes() >= numbers.size() * sizeof(ggml_fp16_t));
-
-    const std::vector<float> x = grid(WIDTH, 1 / 8.0f, 1.0f, 11);
-    const host_tensor        input(x, WIDTH);
-    for (uint32_t running = 0; running < n_layers; running++) {
-        std::vector<layer_routing> predictions;
-        REQUIRE(predict(p, cpu, input.tensor, layer_id(running), 4, 3, predictions).ok());
-        CHECK(predictions.size() == std::min(n_ahead, n_layers - 1 - running)); // as many as there are maps
-        for (size_t i = 0; i < predictions.size(); i++) {
-            test_router mapped = routers[predictions[i].layer];
-            CHECK(predictions[i].layer == running + 1 + i);
-            const auto first = numbers.begin() + ptrdiff_t((running * n_ahead + i) * n_max * WIDTH);
-            mapped.weight.assign(first, first + ptrdiff_t(mapped.weight.size()));
-            check_token(predictions[i], 0, reference(mapped, x.data(), 3));
-        }
-    }
-}
-
-TEST_CASE("maps that cannot be read are an error, and those of another width predict nothing") {
-    predictor_options m = experts({ 8, 8 });
-    const temp_dir    dir;
-    m.maps = { dir.write("maps", "short"), 0, 2, 1, 8, WIDTH };
-    router_predictor p(m);
-    CHECK(test_router(8).set(p, 1).message().find("calibrate again") != std::string::npos);
-    m.maps.width = WIDTH * 2;
-    router_predictor other(m);
-    CHECK(test_router(8).set(other, 1).ok());
-    CHECK_FALSE(other.knows(1));
-}
-
 TEST_CASE("of equal experts the first are taken, whatever the gating") {
     const auto        m = experts({ 8, 8 });
     const cpu_backend cpu;
@@ -342,6 +287,48 @@ TEST_CASE("the running layer's gain is taken out of its input, and each router a
             for (int64_t t = 0; t < n_tokens; t++) {
                 check_token(to, t, reference(early, &x[size_t(t * WIDTH)], 4));
             }
+        }
+    }
+}
+
+TEST_CASE("the running layer's experts are ranked by its own router, before and beside predictions of later layers") {
+    const cpu_backend        cpu;
+    router_predictor         p(experts({ 8, 8, 8 }));
+    std::vector<test_router> routers;
+    for (layer_id layer = 0; layer < 3; layer++) {
+        routers.emplace_back(8, 30 + layer);
+        for (int64_t i = 0; i < WIDTH; i++) {
+            routers[layer].gain.push_back(float(1 << (i + layer) % 3)); // halves multiply by these exactly
+        }
+        REQUIRE(routers[layer].set(p, layer).ok());
+    }
+    const std::vector<float> x = grid(2 * WIDTH, 1 / 8.0f, 1.0f, 2);
+    const host_tensor        input(x, WIDTH, 2);
+    for (const bool is_begun : { false, true, true }) { // the first call is what begin() hears of
+        CAPTURE(is_begun);
+        std::vector<int32_t>       ranking;
+        std::vector<layer_routing> predictions;
+        const layer_routing        running = { 1, 2, 3, {}, {} };
+        if (is_begun) {
+            const ggml_tensor * product = p.begin(1, 1, input.tensor, cpu.backend);
+            REQUIRE(product);
+            CHECK(ggml_nelements(product) == 2 * 2 * 8);
+            ggml_backend_synchronize(cpu.backend);
+            p.end(static_cast<const char *>(product->data));
+        }
+        REQUIRE(p.rank(running, input.tensor, cpu.backend, ranking).ok());
+        REQUIRE(predict(p, cpu, input.tensor, 1, 1, 3, predictions).ok());
+        REQUIRE(ranking.size() == 16);
+        REQUIRE(predictions.size() == 1);
+        test_router bare = routers[1];
+        test_router next = routers[2];
+        for (size_t i = 0; i < next.weight.size(); i++) {
+            next.weight[i] *= next.gain[i % WIDTH] / bare.gain[i % WIDTH];
+        }
+        for (int64_t t = 0; t < 2; t++) {
+            const choice all = reference(bare, &x[size_t(t * WIDTH)], 8);
+            CHECK(std::vector<int32_t>(ranking.begin() + t * 8, ranking.begin() + (t + 1) * 8) == all.experts);
+            check_token(predictions[0], t, reference(next, &x[size_t(t * WIDTH)], 3));
         }
     }
 }

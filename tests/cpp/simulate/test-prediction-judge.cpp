@@ -32,7 +32,7 @@ TEST_CASE("tokens that are not counted teach the predictor and are not judged") 
     CHECK(r.predicted_missing_right == 2);
 }
 
-TEST_CASE("recall by layer") {
+TEST_CASE("every layer but the first is predictable") {
     // layer 1 as above, layer 2 is predicted -, A, B, B and chooses A, B, B, B
     route_list routes;
     for (int32_t token = 0; token < 4; token++) {
@@ -41,17 +41,11 @@ TEST_CASE("recall by layer") {
             routes.push_back({ 0, token, layer, expert, 1.0f, true });
         }
     }
-    hobbit_layer_recall recall[3]    = {};
-    hobbit_simulation   options      = judged("repeat", 0);
+    hobbit_simulation options        = judged("repeat", 0);
     options.n_layers                 = 3;
-    options.recall_by_layer          = recall;
     const hobbit_simulation_result r = run(routes, options);
-    CHECK(recall[0].predictable == 0);
-    CHECK(recall[1].predictable == 4);
-    CHECK(recall[1].predicted_right == 1);
-    CHECK(recall[2].predictable == 4);
-    CHECK(recall[2].predicted_right == 2);
-    CHECK(r.predicted_right == 3);
+    CHECK(r.predictable == 8);
+    CHECK(r.predicted_right == 3); // 1 of layer 1, 2 of layer 2
 }
 
 TEST_CASE("without a predictor nothing is judged") {

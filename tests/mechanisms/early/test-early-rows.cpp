@@ -11,14 +11,19 @@
 namespace {
 
 // Refuses what no token demands.
-class guarded_pool : public pool_policy {
+class guarding_policy : public cache_policy {
   public:
-    explicit guarded_pool(const policy_options &, uint32_t) {}
+    explicit guarding_policy(const policy_options &) {}
 
-    bool admits(expert_id, expert_id) override { return false; }
+    std::unique_ptr<pool_policy> make_pool(tier_id) override { return std::make_unique<pool>(); }
+
+  private:
+    struct pool final : pool_policy {
+        bool admits(expert_id, expert_id) override { return false; }
+    };
 };
 
-const auto guard = registered_policy::of<per_pool_policy<guarded_pool>>("guard");
+const auto guard = registered_policy::of<guarding_policy>("guard");
 
 } // namespace
 
@@ -37,12 +42,11 @@ struct fixed_predictor : predictor {
     }
 };
 
-void add_early(engine & e, const model_on_disk & m, predictor & ahead) {
-    static const registered_values values = [] {
-        settings s;
-        s.registered["hobbit.early"] = 1.0;
-        return s.registered;
-    }();
+void add_early(engine & e, const model_on_disk & m, predictor & ahead, double from = 0.0) {
+    static std::map<double, setting_values> all; // outlive the hooks
+    setting_values &                        values = all[from];
+    CHECK(values.set("hobbit.early", 1.0, HOBBIT_SOURCE_GIVEN).ok());
+    CHECK(values.set("hobbit.early_from", from, HOBBIT_SOURCE_GIVEN).ok());
     e.executor.add(make_hooks({ "", values, m.index, e.counters, e.cache, e.host.get(), &ahead, e.share.get() }));
 }
 
@@ -74,6 +78,23 @@ TEST_CASE("predicted experts that host memory alone has are computed on the laye
     stale.x           = first.x;
     CHECK(found[0] == stock(m, stale, tier_id::high, 1)[0]);
     CHECK(found[1] == exact[1]);
+}
+
+TEST_CASE("layers before the first one are exact") {
+    const model_on_disk m;
+    const layer_input   first  = random_input(m.shape, 1, 1);
+    const layer_input   second = random_input(m.shape, 1, 2);
+    fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
+    rules               config;
+    config.policy = "guard"; // as above
+    engine e{ m, 1, 0, config, { rpc_device() }, 16, compute_mode::cooperative };
+    e.compute(m, random_input(m.shape, 1, 3), 0);
+    add_early(e, m, ahead, 2.0);
+    e.knows_router_input = true;
+    for (int i = 0; i < 2; i++) {
+        CHECK(compute_both(e, m, first, second) == stock(m, second, tier_id::high, 1));
+    }
+    CHECK(e.counters.of(selections_early) == 0);
 }
 
 TEST_CASE("experts that read another tensor than their router are exact") {

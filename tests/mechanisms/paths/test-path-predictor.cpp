@@ -18,7 +18,15 @@ namespace {
 class paths {
   public:
     explicit paths(const std::vector<uint32_t> & n_experts, const char * name = "paths") :
-        predictor_(make_predictor(options(n_experts, name))) {}
+        predictor_(registered_predictor::make(options(n_experts, name))) {}
+
+    // Begins with what a calibration stores.
+    paths(const char * name, const std::vector<int32_t> & stored, double bar = 0.0) {
+        predictor_options of = options({ 4, 4, 4 }, name);
+        of.paths             = stored;
+        of.bar               = bar;
+        predictor_           = registered_predictor::make(of);
+    }
 
     paths(const std::vector<uint32_t> & n_experts, size_t dictionary_size) :
         predictor_(std::make_unique<path_predictor>(options(n_experts), dictionary_size)) {}
@@ -87,7 +95,7 @@ TEST_CASE("as many experts are predicted as the layer uses") {
     of.name                      = "paths";
     of.n_experts                 = { 4, 4 };
     of.n_used                    = { 1, 2 };
-    const auto                 p = make_predictor(of);
+    const auto                 p = registered_predictor::make(of);
     std::vector<layer_routing> next;
     p->on_routing({ 0, 1, 1, { 3 }, {} });
     p->on_routing({ 1, 1, 2, { 2, 0 }, {} });
@@ -149,6 +157,69 @@ TEST_CASE("the dictionary tells apart what pairs cannot") {
     CHECK(run(0) == 10);
     CHECK(run(100) == 10); // no room for a key
     CHECK(run(300) == 20); // room for two of four
+}
+
+// The frequencies of the layers 1 and 2, what follows expert 0 of the layer 1, and what expert 0 after expert 2.
+static const std::vector<int32_t> stored = {
+    1,           200,
+    0,           0,
+    1,           256 * 1 + 200, //
+    2,           200,
+    0,           0,
+    1,           256 * 3 + 200, //
+    2,           8,
+    1,           0,
+    2,           0,
+    256 * 1 + 6, 256 * 2 + 2, //
+    2,           250,
+    1,           1,
+    1,           0,
+    2,           256 * 2 + 250,
+};
+
+TEST_CASE("stored paths are predicted from the first token on") {
+    const auto after = [](const char * name, int32_t first, int32_t second) {
+        paths p(name, stored);
+        p.chose(0, { first });
+        CHECK(p.predicted() == experts{ 1 }); // by its frequency
+        p.chose(1, { second });
+        return p.predicted()[0];
+    };
+    for (const char * name : { "paths", "paths-exact" }) {
+        CHECK(after(name, 1, 0) == 1);
+        CHECK(after(name, 1, 3) == 3); // nothing is known of expert 3
+    }
+    CHECK(after("paths", 2, 0) == 1); // pairs know one layer alone
+    CHECK(after("paths-exact", 2, 0) == 2);
+}
+
+TEST_CASE("stored paths give way to what the model chooses") {
+    paths p("paths-exact", stored);
+    p.ran({ { 2 }, { 0 }, { 3 } }, 40);
+    p.chose(0, { 2 });
+    p.chose(1, { 0 });
+    CHECK(p.predicted() == experts{ 3 });
+}
+
+TEST_CASE("experts below the bar are not named") {
+    const auto named = [](double bar) {
+        paths p("paths", stored, bar);
+        p.chose(0, { 1, 2 });
+        p.chose(1, { 0, 3 }, { 3, 1 });
+        return p.predict();
+    };
+    // expert 1: 6 of 8 tokens, with half a token more 0.71, times 3/4; expert 3: 0.06 times 3/4, and 1/4
+    CHECK(named(0.0)[0].experts == experts{ 1, 3 });
+    CHECK(named(0.28)[0].experts == experts{ 1, 3 });
+    CHECK(named(0.31)[0].experts == experts{ 1 });
+    CHECK(named(0.31)[0].n_used == 1);
+    CHECK(named(0.31)[0].weights == std::vector<float>{ 1.0f });
+    CHECK(named(0.6).empty());
+
+    paths p("paths", stored, 0.5); // two tokens
+    p.chose(1, { 3, 0 }, {}, 2);
+    CHECK(p.predict()[0].n_tokens == 2);
+    CHECK(p.predicted() == experts{ 3, 1 });
 }
 
 TEST_CASE("old counts give way to new ones") {

@@ -22,7 +22,7 @@ struct layer {
     std::vector<score_thresholds>   all         = std::vector<score_thresholds>(size_t(routing.n_tokens));
     bool                            has_low     = true;
     size_t                          n_replaced  = 0;
-    std::unique_ptr<precision_rule> rule        = make_rule({ "gate" });
+    std::unique_ptr<precision_rule> rule        = registered_rule::make({ "gate" });
     const residency                 is_resident = [this](expert_id id, tier_id tier) {
         return (tier == tier_id::high ? high : low).count(id.expert) > 0;
     };

@@ -4,9 +4,11 @@
 from pathlib import Path
 
 import logits
+import modelled
 import models
 import numpy as np
 import pytest
+from exactness import nmse
 from logits import Override, Result
 
 pytestmark = pytest.mark.model
@@ -28,6 +30,35 @@ def test_single_tokens_load_less_and_differ_and_prompts_are_exact(tiny_gguf: Pat
     np.testing.assert_array_equal(degraded.logits["prompt"], exact.logits["prompt"])
     assert np.abs(degraded.logits["decode"] - exact.logits["decode"]).max() > 0
     assert np.isfinite(degraded.logits["decode"]).all()
+
+
+def _on_device(model: Path, **settings: Override) -> Result:
+    """Where the router's ranking has only the chosen experts, as on a GPU."""
+    device = {"hobbit.device": "CUDA0", "hobbit.pools": 6 << 20}
+    kind = f"{modelled.DEVICE} {modelled.KINDS['CUDA']} fused_router=1"
+    everything = device | {f"hobbit.{name}": value for name, value in settings.items()}
+    locks = {"LD_PRELOAD": str(modelled.LOCKS)}
+    return logits.run(
+        models.lib_dir(), model, PLANS, everything, gpu_layers=99, modelled=kind, environment=locks
+    )
+
+
+@pytest.mark.parametrize("gentle", [{"mode": "gpu"}, {"mode": "cooperative", "early": True}])
+def test_a_fused_router_is_ranked_by_its_copy(tiny_gguf: Path, gentle: dict[str, Override]) -> None:
+    exact, on_cpu = (_run(tiny_gguf, 6 << 20, degrade) for degrade in (False, True))
+    degraded = _on_device(tiny_gguf, degrade=True, prefetch=1, **gentle)
+    assert degraded.stats["selections_replaced"] > on_cpu.stats["selections_replaced"] / 3
+    assert (degraded.stats["selections_early"] > 0) == ("early" in gentle)
+    assert degraded.report["errors"] == []
+    error, usual = (nmse(result.logits["decode"], exact.logits["decode"]) for result in (degraded, on_cpu))
+    assert 0 < error < (6 if "early" in gentle else 3) * usual  # early rows have an error of their own
+    np.testing.assert_array_equal(degraded.logits["prompt"], exact.logits["prompt"])
+
+
+def test_a_fused_router_without_prefetch_is_declined(tiny_gguf: Path) -> None:
+    declined = _on_device(tiny_gguf, degrade=True, prefetch=0)
+    assert declined.stats["selections_replaced"] == 0
+    assert "no missing expert is replaced (hobbit.degrade)" in declined.log
 
 
 def test_experts_with_biases_of_their_own_are_not_replaced() -> None:

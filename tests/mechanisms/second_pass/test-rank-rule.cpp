@@ -9,11 +9,11 @@
 using namespace hobbit;
 
 static hobbit_setting text(const char * key, const char * value) {
-    return { key, HOBBIT_SETTING_STRING, 0, 0.0, value };
+    return { key, 0.0, value };
 }
 
 static hobbit_setting number(const char * key, double value) {
-    return { key, HOBBIT_SETTING_FLOAT, 0, value, nullptr };
+    return { key, value, nullptr };
 }
 
 static settings applied(const std::vector<hobbit_setting> & given) {
@@ -30,7 +30,7 @@ TEST_CASE("the rule \"rank\" counts experts: the first half, and the others low 
     const auto               decide  = [&](const layer_routing & r, score_thresholds t) {
         const std::vector<score_thresholds> thresholds(size_t(r.n_tokens), t);
         std::string                         letters;
-        for (const precision p : make_rule({ "rank" })->decide({ r, thresholds, none, true })) {
+        for (const precision p : registered_rule::make({ "rank" })->decide({ r, thresholds, none, true })) {
             letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
         }
         return letters;

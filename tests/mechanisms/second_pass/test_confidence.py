@@ -121,7 +121,7 @@ def _session(
 ) -> Iterator[Session]:
     def set_context(params: Any, _model: Model) -> None:
         params.n_ctx = params.n_batch = params.n_ubatch = N_TOKENS + 48
-        params.n_threads = params.n_threads_batch = 2
+        params.n_threads = params.n_threads_batch = 1
         params.swa_full = swa_full
 
     pools = models.routed_expert_bytes(path)
@@ -254,6 +254,17 @@ def test_a_model_with_a_recurrent_state_declines(hybrid: Path) -> None:
         Engine(hybrid, EngineConfig(cache=CacheConfig(pools=1 << 20, rule="rank", confidence=0.7))).open()
 
 
+def test_a_confidence_without_a_lossy_rule_is_refused(tiny_gguf: Path) -> None:
+    says = "confidence computes unsure tokens again, all high, and here every token is all high at first"
+    with pytest.raises(HobbitError, match=says):
+        Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, confidence=0.7), n_ctx=64)).open()
+    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, t1=0.5), n_ctx=64)) as engine:
+        engine.set(confidence=0.7)
+        engine.set(t1=1.0)  # the tokens are all high at once
+        with pytest.raises(HobbitError, match=says):
+            engine.set(confidence=0.8)
+
+
 def test_the_confidence_changes_between_two_answers(tiny_gguf: Path) -> None:
     with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, rule="rank"), n_ctx=128)) as engine:
         list(engine.generate("import os", 4))
@@ -262,5 +273,5 @@ def test_the_confidence_changes_between_two_answers(tiny_gguf: Path) -> None:
         list(engine.generate("def f(x):\n", 8))
         assert engine.stats().cache.tokens_repeated == 7
         assert (engine.info().t1, engine.live()["confidence"]) == (0.5, 1.0)
-        engine.set_thresholds(0.25, 0.5)
+        engine.set(t1=0.25, t2=0.5)
         assert (engine.info().t1, engine.live()["confidence"]) == (0.25, 1.0)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: MIT
+"""bench/modelled.py: what it says of a tiny model on machines that are made up."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bench import modelled
+from bench.harness.routing import MoeShape
+from pyhobbit.errors import ConfigError
+
+PRICES = sorted((modelled.SOURCES / "prices").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PRICES, ids=lambda path: path.stem)
+def test_each_machine_has_all_prices(path: Path) -> None:
+    prices = json.loads(path.read_text())
+    fields = re.findall(r'\{ "(\w+)", &prices::', (modelled.SOURCES / "virtual-clock.h").read_text())
+    assert set(prices) == {"device", *fields}
+    assert all(value >= 0 for value in (prices[name] for name in fields))
+    assert modelled.price_file(path.stem) == modelled.price_file(str(path)) == path
+
+
+def test_a_price_that_is_lacking_or_unknown_is_named(tmp_path: Path) -> None:
+    prices = json.loads(PRICES[0].read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"warp_us" if name == "sync_us" else name: 1 for name in prices}))
+    with pytest.raises(ConfigError, match=r"mine\.json lacks prices, or has unknown ones: sync_us, warp_us"):
+        modelled.price_file(str(path))
+    for text in ("[]", "{"):
+        path.write_text(text)
+        with pytest.raises(
+            ConfigError, match=r"no price file .* one of 3060-ddr4, 4090-ddr5, 5090-ddr5, h100"
+        ):
+            modelled.price_file(str(path))
+    with pytest.raises(ConfigError, match="no price file"):
+        modelled.price_file("4090")
+
+
+def _lru_hits(chosen: NDArray[np.int32], capacity: int, warm_up: int) -> float:
+    n_hits = n_uses = 0
+    for layer in range(chosen.shape[1]):
+        kept: OrderedDict[int, None] = OrderedDict()
+        for token, experts in enumerate(chosen[:, layer].tolist()):
+            for expert in experts:
+                n_hits += token >= warm_up and expert in kept
+                n_uses += token >= warm_up
+                kept[expert] = None
+                kept.move_to_end(expert)
+            while len(kept) > capacity:
+                kept.popitem(last=False)
+    return n_hits / n_uses
+
+
+def test_the_seeded_routing_is_like_the_recorded_one() -> None:
+    """docs/measurements.md: 0.380 of the experts return at once, and LRU hits 0.654, 0.827 and 0.939."""
+    chosen = modelled.seeded_routing(MoeShape(4, 128, 6), 129)
+    again = [
+        len({*a} & {*b}) / 6
+        for a, b in zip(chosen[1:].reshape(-1, 6), chosen[:-1].reshape(-1, 6), strict=True)
+    ]
+    assert np.mean(again) == pytest.approx(0.380, abs=0.06)
+    for share, hits in ((0.15, 0.654), (0.25, 0.827), (0.4, 0.939)):
+        assert _lru_hits(chosen, int(share * 128), 32) == pytest.approx(hits, abs=0.04)
+    assert all(len(set(row)) == 6 for row in chosen.reshape(-1, 6))
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--layers", "0"), "--layers is 0; it must be positive"),
+        (("--share", "0.01"), "--share 0.01 leaves "),
+        (("--tokens", "0"), "--tokens takes a positive number"),
+    ],
+)
+def test_what_cannot_be_modelled_is_told(
+    folder: Path, option: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--prices", "h100", "--shape", "tiny", "--type", "q8_0", "--folder", str(folder), *option]
+    assert modelled.main([*words, "--arms", "ours-gpu"]) == 1
+    assert capsys.readouterr().err.startswith(f"modelled: {said}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For models, which take no place, and price files."""
+    return tmp_path_factory.mktemp("modelled")
+
+
+def _run(
+    folder: Path, arms: tuple[str, ...], share: float = 0.5, **changed: float
+) -> dict[str, dict[str, Any]]:
+    """[arm], on a 4090 with these prices."""
+    prices = json.loads((modelled.SOURCES / "prices/4090-ddr5.json").read_text())
+    path = folder / f"{'-'.join(changed)}.json"
+    path.write_text(json.dumps(prices | changed))
+    words = ["bench/modelled.py", "--prices", str(path), "--shape", "tiny", "--layers", "6", "--type", "q8_0"]
+    words += ["--share", str(share), "--tokens", "24", "--warm-up", "24", "--folder", str(folder), "--json"]
+    words += ["--stock", str(models.stock_dir()), "--arms", *arms]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=300, cwd=models.ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(line["modelled"] for line in lines)
+    return {line["arm"]: line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> dict[str, dict[str, Any]]:
+    """All arms."""
+    return _run(folder, modelled.ARMS)
+
+
+def test_there_is_a_line_for_each_arm(plain: dict[str, dict[str, Any]], folder: Path) -> None:
+    assert list(plain) == list(modelled.ARMS)
+    assert plain["stock"]["to_stock"] == 1
+    for arm, line in plain.items():
+        assert line["token_ms"] == pytest.approx(plain["stock"]["token_ms"] / line["to_stock"])
+        assert 0 < line["layer_beside_us"] < 1000 * line["token_ms"] / 6
+        assert (line["hits"] is None) == (arm == "stock")
+        assert 0 < line["per_layer_us"]["host"] < line["per_layer_us"]["calls"]
+    assert plain["demand"]["hits"] < plain["ours-gpu"]["hits"]
+    assert plain["ours-gpu"]["by_cpu"] == 0 < plain["ours-cooperative"]["by_cpu"]
+    files = list(folder.glob("tiny-6x-*.gguf"))
+    assert len(files) == 1
+    assert files[0].stat().st_blocks * 512 < files[0].stat().st_size / 4
+
+
+def test_it_repeats_itself_to_the_nanosecond(plain: dict[str, dict[str, Any]], folder: Path) -> None:
+    arms = ("stock", "ours-gpu", "ours-cooperative")
+    again = _run(folder, arms)
+    assert [again[arm]["token_ms"] for arm in arms] == [plain[arm]["token_ms"] for arm in arms]
+
+
+def test_dearer_hardware_is_slower_and_where_it_is_used(
+    plain: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    link = _run(folder, ("stock", "demand", "ours-auto"), link_gbs=2.0, link_busy_gbs=2.0)
+    assert link["stock"]["token_ms"] == pytest.approx(plain["stock"]["token_ms"], rel=0.03)
+    assert link["demand"]["token_ms"] > 1.2 * plain["demand"]["token_ms"]
+    assert link["ours-auto"]["by_cpu"] >= plain["ours-auto"]["by_cpu"]
+    cpu = _run(folder, ("stock", "ours-gpu"), cpu_gbs=2.0, cpu_busy_gbs=2.0)
+    assert cpu["ours-gpu"]["token_ms"] == pytest.approx(plain["ours-gpu"]["token_ms"], rel=0.03)
+    assert cpu["stock"]["token_ms"] > 1.2 * plain["stock"]["token_ms"]
+    wait = _run(folder, ("ours-gpu",), sync_us=112.0)
+    more = wait["ours-gpu"]["token_ms"] - plain["ours-gpu"]["token_ms"]
+    assert more > 6 * 0.1  # a wait for each layer's routing
+
+
+def test_with_everything_on_the_device_only_reads_and_launches_remain(folder: Path) -> None:
+    line = _run(folder, ("ours-gpu",), share=1.0)["ours-gpu"]
+    assert line["hits"] > 0.99
+    assert line["idle_us"]["link"] > 0
+    assert line["per_layer"]["launches"] >= line["per_layer"]["replays"] > 0.9
+
+
+@pytest.mark.parametrize(("prices", "slow_cpu", "n_cpu"), [("rpc", False, 5), ("4090-ddr5", True, None)])
+def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
+    prices: str, slow_cpu: bool, n_cpu: int | None, tmp_path: Path
+) -> None:
+    """Experts of one layer of six fit: over RPC each of ours waits, and a slow CPU has five of stock's."""
+    values = json.loads((modelled.SOURCES / f"prices/{prices}.json").read_text())
+    values |= {"cpu_gbs": 0.5, "cpu_busy_gbs": 0.5} if slow_cpu else {}
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps(values))
+    environment = {
+        "HF_HOME": str(tmp_path),
+        "PYTHONPATH": str(models.ROOT),
+        "LD_PRELOAD": str(modelled.library()),
+        "MODELLED_PRICES": str(path),
+        "MODELLED_DEVICE": values["device"],
+    }
+    done = subprocess.run(
+        [sys.executable, modelled.SOURCES / "placing.py", models.tiny(), "14000000"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == n_cpu, done.stderr
+    (kept,) = (tmp_path / "pyhobbit-placements").iterdir()
+    times = json.loads(kept.read_text())
+    assert (times["layers"] < times["cache"]) == (n_cpu is not None)

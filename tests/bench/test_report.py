@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""bench/report.py on the tiny model: its lines and its page, going on, and what it leaves out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from conftest import TESTS
+
+from bench import report
+from bench.analysis import quality, speed
+from bench.analysis.listed import LISTED
+from bench.analysis.page import page
+from bench.analysis.part import Run
+from pyhobbit.errors import HobbitError
+from pyhobbit.model.model_file import read_model_file
+
+TEXT = TESTS / "tiny_moe" / "heldout.txt"
+PARTS = ("routing", "answers", "skipping", "systems", "confidence", "prompts")
+GIVEN = ("--text", TEXT, "--chunks", 2, "--threads", 1)
+
+pytestmark = pytest.mark.model
+
+
+def _report(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    words = [models.tiny_tiers("q8_0", "q2_k"), *GIVEN, "--output", folder, *options]
+    return subprocess.run(
+        [sys.executable, models.ROOT / "bench/report.py", *map(str, words)],
+        cwd=folder.parent, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+def _lines(folder: Path) -> dict[str, dict[str, Any]]:
+    _, *lines = map(json.loads, (folder / "lines.jsonl").read_text().splitlines())
+    return {line["part"]: line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "out"
+    done = _report(folder, "--parts", *PARTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(folder / "report.html")
+    return folder
+
+
+def _figure(folder: Path, part: str, paper: str) -> dict[str, Any]:
+    return next(each for each in _lines(folder)[part]["figures"] if paper in each["papers"])
+
+
+def test_each_figure_of_the_papers_is_shown_or_has_a_reason(reported: Path) -> None:
+    page = (reported / "report.html").read_text("utf-8")
+    assert {part for part, _ in LISTED.values() if part} < {part.name for part in report.PARTS}
+    for name, (part, text) in LISTED.items():
+        state = page.split(f"<td>{name}</td><td>")[1].partition("</td>")[0]
+        reason = "not run: not asked for yet" if part else f"not run: {text}"
+        assert state == ("shown" if part in PARTS else reason), name
+
+
+def test_routing_is_that_of_the_tiny_model(reported: Path) -> None:
+    assert _figure(reported, "routing", "The text")["rows"][0] == {"what": "tokens", "value": 1024}
+    assert 10 < _figure(reported, "routing", "The text")["rows"][1]["value"] < 30
+    by_policy = {row.pop("policy"): row for row in _figure(reported, "routing", "HOBBIT Fig. 18a")["rows"]}
+    penalty = "penalty at 50% by random's"  # at less a layer has no more than its even share
+    assert by_policy["belady"][penalty] < by_policy["echo"][penalty] < by_policy["random"][penalty] == 1
+    assert "22% placed" in _figure(reported, "routing", "Twiddler Fig. 8")["title"]
+    cosine = _figure(reported, "answers", "DAOP Table II")["series"]["cosine"]
+    assert len(cosine) == 6
+    assert all(0.3 < value <= 1 for value in cosine)
+    skipping = _figure(reported, "skipping", "HOBBIT Fig. 3b")
+    assert skipping["x"] == [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert skipping["series"]["skipped"][-1] > skipping["series"]["low"][-1]
+
+
+def test_configurations_do_what_their_names_say(reported: Path) -> None:
+    rows = {row["configuration"]: row for row in _figure(reported, "systems", "HOBBIT Fig. 16")["rows"]}
+    assert rows["demand loading, no cache"]["hits"] == 0
+    assert rows["all high, our defaults"]["KL divergence"] == 0
+    assert rows["HOBBIT, all high"]["high / low / skipped"] == "100% / 0% / 0%"
+    assert "0%" not in rows["HOBBIT"]["high / low / skipped"].replace("10%", "").split(" / ")
+    assert rows["HOBBIT"]["MB/token"] < rows["HOBBIT, all high"]["MB/token"]
+    assert rows["half of the experts"]["KL divergence"] > rows["MoBiLE"]["KL divergence"] > 0
+    twice = [row["computed twice"] for row in _figure(reported, "confidence", "MoBiLE Fig. 5")["rows"]]
+    assert twice[:3] == [0, 0, 0]
+    assert 0 < twice[3] < twice[4] < twice[5] < 1
+    assert [row["tokens"] for row in _figure(reported, "prompts", "Twiddler Fig. 5")["rows"]] == [504]
+
+
+def test_it_goes_on_where_it_stopped(reported: Path) -> None:
+    before = (reported / "lines.jsonl").read_text()
+    page = (reported / "report.html").read_text()
+    done = _report(reported, "--parts", *PARTS, "--hours", 0)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (reported / "lines.jsonl").read_text() == before
+    assert (reported / "report.html").read_text() == page
+    done = _report(reported, "--parts", "memory", "--hours", 0)
+    assert "report: memory: not run, it takes about" in done.stderr
+    assert "were left; give more --hours" in _lines(reported)["memory"]["not_run"]
+    done = _report(reported, "--parts", "memory", "widths", "words")
+    assert done.returncode == 0, done.stderr
+    lost = {row["configuration"]: row["KL divergence"] for row in _figure(reported, "words", "")["rows"]}
+    assert lost["lossless"] == 0 < lost["small-loss"] < lost["fast"] < 0.1
+    assert lost["lossless, no prefetch"] == 0 < lost["fast, no prefetch"]
+    assert len(_figure(reported, "memory", "EdgeMoE Fig. 16")["series"]["HOBBIT"]) == 4
+    assert len(_figure(reported, "widths", "EdgeMoE Fig. 7a")["values"]) == 6
+
+
+def test_what_cannot_be_is_a_sentence(reported: Path, tmp_path: Path) -> None:
+    done = _report(reported, "--memory", "400M")
+    assert done.returncode == 1
+    assert "is of another memory: 25 % of the experts; give another folder with --output" in done.stderr
+    done = _report(tmp_path / "out0", "--chunks", 0)
+    assert (done.returncode, done.stderr) == (1, "report: --chunks is 0; it must be positive\n")
+    short = tmp_path / "short.txt"
+    short.write_text("def f():\n    return 1\n")
+    done = _report(tmp_path / "out", "--text", short)
+    assert done.returncode == 1
+    assert done.stderr == "report: the text has fewer than 512 tokens; give a longer one\n"
+    done = _report(tmp_path / "out2", "--text", tmp_path / "none.txt")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    done = _report(tmp_path / "out3", "--parts", "tasks", "stock", "types")
+    assert done.returncode == 0, done.stderr
+    lines = _lines(tmp_path / "out3")
+    assert lines["tasks"]["not_run"].startswith("no tasks were given; --tasks FILE takes GSM8K")
+    assert "has two tiers in itself, and cannot be compared" in lines["stock"]["not_run"]
+    assert "already has tiers: convert the model that it was made from" in lines["types"]["not_run"]
+    assert str(models.tiny_tiers("q8_0", "q2_k")) not in (tmp_path / "out3" / "lines.jsonl").read_text()
+
+
+def test_a_reason_spans_its_table() -> None:
+    rows = [{"arm": "demand: not run, why"}, {"arm": "LRU", "hits": 0.5}, {"arm": "HOBBIT: not run, why"}]
+    figure = {"kind": "table", "papers": ["x"], "title": "t", "theirs": "", "rows": rows}
+    shown = page({"model": "m"}, [{"part": "a", "figures": [figure]}], {})
+    assert "<tr><th>arm</th><th>hits</th></tr><tr><td colspan='99'>demand: not run, why</td></tr>" in shown
+    assert shown.count("colspan='99'>") == 2
+
+
+def test_the_part_stock_bounds_what_the_pools_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights besides the experts come on top of the share, or our own arms have no room."""
+    model, asked = models.tiny(), []
+    run = Run(model, "", read_model_file(model, None), tmp_path)
+
+    def stop(config: Any) -> Any:
+        asked.append(config.limits)
+        raise HobbitError("enough")
+
+    monkeypatch.setattr(speed.runner, "resolved", stop)
+    with pytest.raises(HobbitError, match="enough"):
+        speed.stock(run)
+    assert asked == [(pytest.approx(1 - 0.75 * run.expert_bytes / model.stat().st_size),)]
+
+
+def test_the_types_of_a_limit_are_those_on_either_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality, "TYPES", ("q8_0", "q4_0", "q2_k"))
+    model = models.tiny()
+    run = Run(model, TEXT.read_text(), read_model_file(model, None), tmp_path, n_chunks=1, n_threads=1)
+    alone, pairs = (figure["rows"] for figure in quality.types(run))
+    assert [row["experts in"] for row in alone] == ["q8_0", "q4_0", "q2_K"]
+    assert alone[0]["mean KL"] < 1e-3 < alone[1]["mean KL"] < 1e-2 < alone[2]["mean KL"]
+    of = {row["KL at most"]: row["pyhobbit convert"] for row in pairs}
+    assert of[1e-3] == "--high q8_0 --low q4_0"
+    assert of[1e-2] == "--high q4_0 --low q2_K"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(quality, "TYPES", ("f16",))
+    with pytest.raises(HobbitError, match="the experts have 16 bits, and no usual type has fewer"):
+        quality.types(run)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""bench/results.py: the page of docs/results, from the lines of reports."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import ROOT
+
+from bench import results
+from bench.analysis.part import figure, table
+
+HEAD = {"model": "m.gguf", "cpu": "a CPU", "memory": "8G"}
+
+
+def _page(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert results.main([str(each) for each in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def _lines(path: Path, *lines: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in (HEAD, *lines)))
+    return path
+
+
+def test_the_page_of_the_repository_is_that_of_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ROOT / "docs/results"
+    assert (folder / "README.md").read_text("utf-8") == _page(capsys, *folder.glob("*.jsonl"))
+
+
+def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[dict[str, Any]] = [{"setting": "a|b", "KL": 0.123456}, {"setting": "late", "more": None}]
+    line = figure("lines", "HOBBIT Fig. 3b", "skipping", x=list(range(100)), series={"low": [0.5] * 100})
+    heat = figure("map", "EdgeMoE Fig. 7a", "heat", values=[[1]])
+    figures = [table("HOBBIT Fig. 5a", "r", rows), line, heat]
+    first = _lines(
+        tmp_path / "b.jsonl",
+        {"part": "start", "costs": {}, "notes": ["A guess."]},
+        {"part": "routing", "figures": figures, "seconds": 1},
+        {"part": "tasks", "not_run": "no tasks were given"},
+    )
+    page = _page(capsys, first, "--html", tmp_path / "pages")
+    assert "## m.gguf, a CPU, 8G" in page
+    assert "**A guess.**" in page
+    assert "**HOBBIT Fig. 5a**: r. In the paper: r 0.99." in page
+    assert "| a\\|b    | 0.1235 | -    |" in page
+    assert "|     | 0   | 14  | 28  | 42  | 57  | 71  | 85  | 99  |" in page
+    assert "**EdgeMoE Fig. 7a**: heat. In the paper: one expert in INT2" in page
+    assert page.endswith("another one 0.59 %.\n\nNot run: tasks, no tasks were given.\n")
+    html = (tmp_path / "pages" / "b.html").read_text("utf-8")
+    assert "EdgeMoE Fig. 7a: heat" in html
+    assert "not run: no tasks were given" in html
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", "no json\n", '{"model": "m", "cpu": "c"}\n'])
+def test_other_files_are_refused(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    assert results.main([str(path)]) == 1
+    assert f"results: {path} holds no lines of bench/report.py" in capsys.readouterr().err

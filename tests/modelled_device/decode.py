@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""Decodes with one arm on a modelled device, in a process of its own: bench/modelled.py starts it.
+
+Reads a Job as JSON from standard input and writes what measure() finds to standard output.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.harness import routing
+from bench.harness.job import Job, tell
+from bench.harness.worker import Counters, Libraries, Session
+from pyhobbit.errors import HobbitError
+
+COUNTS = ("launches", "replays", "captures", "waits", "copies", "reads")
+"""Per layer. waits: of the host for the device, or for what it has ended.  reads: copies to the host."""
+TIMES = ("host", "others", "calls", "waited")
+"""us per layer: code of the thread that decodes, code of others, driver calls, and waits of all threads."""
+BUSY = ("device", "link", "cpu")
+
+
+class Device:
+    """The preloaded library: tests/modelled_device/time-face.cpp."""
+
+    def __init__(self, folder: Path, settings: str) -> None:
+        """folder: of the process's llama.cpp, which is loaded already. Raises HobbitError."""
+        for name in ("ggml-base", "ggml-cpu", "ggml"):  # where the library finds their functions
+            ggml = ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL)
+        self._library = library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        library.modelled_now.restype = ctypes.c_int64
+        library.modelled_configure.restype = library.modelled_report.restype = ctypes.c_char_p
+        library.ggml_backend_init.restype = ctypes.c_void_p
+        library.modelled_begin()
+        if error := library.modelled_configure(f"face=time compute=0 {settings}".encode()):
+            raise HobbitError(f"the price file's device: {error.decode()}")
+        ggml.ggml_backend_register(ctypes.c_void_p(library.ggml_backend_init()))
+
+    def route(self, experts: NDArray[np.int32], weights: NDArray[np.float32], n_experts: int) -> None:
+        """Each token takes the next row."""
+        self._kept = np.ascontiguousarray(experts, np.int32), np.ascontiguousarray(weights, np.float32)
+        pointers = [array.ctypes.data for array in self._kept]
+        self._library.modelled_route((ctypes.c_int64 * 6)(*pointers, *experts.shape, n_experts))
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Runs `work`, whose code takes time."""
+        self._library.modelled_count_code(True)
+        work()
+        self._library.modelled_count_code(False)
+
+    def report(self) -> dict[str, int]:
+        """Counts and ns since the start, and the time now."""
+        return {**json.loads(self._library.modelled_report()), "now": self._library.modelled_now()}
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Decodes in virtual time. Raises HobbitError."""
+    libraries = Libraries(job.lib_dir)
+    device = Device(libraries.folder, os.environ["MODELLED_DEVICE"])
+    with np.load(job.routing) as arrays:
+        experts, weights = arrays["experts"], arrays["weights"]
+    shape = routing.moe_shape(Path(job.model))
+    session = Session(libraries, job, 512, 512, replays=False)
+    counters = Counters(libraries, session.model)
+    device.route(experts, weights, shape.n_experts)
+    for _ in range(len(routing.sweep(shape).experts)):
+        session.append(1)
+    session.restart()
+    for _ in range(job.n_warm_up):
+        device.run(lambda: session.append(1))
+    stats, before = counters.stats(), device.report()
+    for _ in range(job.n_tokens):
+        device.run(lambda: session.append(1))
+    found = {name: value - before[name] for name, value in device.report().items()}
+    used = {name: value - stats[name] for name, value in counters.stats().items()}
+    counters.close()
+    session.close()
+    n_layers = shape.n_layers * job.n_tokens
+    hits, misses = (
+        sum(used.get(f"{name}_{tier}", 0) for tier in ("high", "low")) for name in ("hits", "misses")
+    )
+    by_cpu = used.get("selections_cpu", 0) / max(1, used.get("selections_high", 0))
+    return {
+        "token_ms": found["now"] / job.n_tokens / 1e6,
+        "layer_beside_us": (found["now"] - found["any"]) / n_layers / 1e3,
+        "hits": hits / (hits + misses) if hits + misses else None,
+        "by_cpu": by_cpu if used else None,
+        "per_layer": {name: found[name] / n_layers for name in COUNTS},
+        "per_layer_us": {name: found[name] / n_layers / 1e3 for name in TIMES},
+        "idle_us": {name: (found["now"] - found[name]) / n_layers / 1e3 for name in BUSY},
+        "counters": used,
+    }
+
+
+def main() -> int:
+    """Returns the exit status."""
+    job = Job(**json.load(sys.stdin))
+    os.chdir(Path(job.model).parent)
+    return tell(lambda: measure(job))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: MIT
+"""Libraries in which waits, and what takes their place, can be left out: those that MODELLED_FAULT names.
+
+A changed text is compiled as the build compiles its file, and the library is linked with it. Nothing changes
+in the tree or in the environment. Needs the build of `make build`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import models
+from logits import ROOT
+
+sys.path.append(str(ROOT / "tests/mutants"))
+import overlay
+
+SOURCES = "ggml_ext/src"
+SCHEDULER = "vendor/llama.cpp/ggml/src/ggml-backend.cpp"
+LIBRARIES = {SOURCES: "libggml-hobbit.so", SCHEDULER: "libggml-base.so"}
+
+IS_FAULT = """
+#include <cstdlib>
+#include <string>
+static bool is_fault(const char * name) {
+    const char *      wanted = std::getenv("MODELLED_FAULT");
+    const std::string names  = "," + std::string(wanted ? wanted : "") + ",";
+    return names.find("," + std::string(name) + ",") != std::string::npos;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A text that a file has once, and what stands for it, where is_fault(NAME) says whether it is wanted."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+OWN_QUEUES = "experts have queues of their own"
+ALL_UPLOADS = "background uploads take all the time"
+NO_FAULTS = {OWN_QUEUES, ALL_UPLOADS}
+"""Conditions in which faults show, and without these nothing."""
+
+FAULTS = [
+    Fault(
+        ALL_UPLOADS,
+        f"{SOURCES}/offload/cpu-share.cpp",
+        "(is_free || placement_.may_upload());",
+        "(is_free || placement_.may_upload() || is_fault(NAME));",
+    ),
+    Fault(
+        OWN_QUEUES,
+        f"{SOURCES}/backend/ggml-hobbit.cpp",
+        "                inner.share(other);",
+        "                if (!is_fault(NAME)) {\n                    inner.share(other);\n                }",
+    ),
+    Fault(
+        "a layer in a queue of its own is not waited for",
+        f"{SOURCES}/graph/inner-graph.cpp",
+        "        ggml_backend_synchronize(backend_);\n        traffic_.waits++;",
+        "        if (!is_fault(NAME)) {\n            ggml_backend_synchronize(backend_);\n        }\n"
+        "        traffic_.waits++;",
+    ),
+    Fault(
+        "what was read is not waited for",
+        f"{SOURCES}/graph/inner-graph.cpp",
+        "    } else {\n        ggml_backend_synchronize(backend_);",
+        "    } else if (!is_fault(NAME)) {\n        ggml_backend_synchronize(backend_);",
+    ),
+    Fault(
+        "the event behind the router's choice is not waited for",
+        f"{SOURCES}/graph/inner-graph.cpp",
+        "        ggml_backend_event_synchronize(copied_.get());",
+        "        is_fault(NAME) ? void() : ggml_backend_event_synchronize(copied_.get());",
+    ),
+    Fault(
+        "experts that run ahead are not pinned",
+        f"{SOURCES}/execute/expert-stream.cpp",
+        "        running_.emplace_back(id, tier_id::high);",
+        "        running_.emplace_back(id, tier_id::high);\n"
+        "        if (is_fault(NAME)) {\n            unpin_running();\n        }",
+    ),
+    Fault(
+        "experts run ahead before they arrive",
+        f"{SOURCES}/io/loader.cpp",
+        "{ return s.arrived.has(parts); });\n    return have;",
+        "{ return (is_fault(NAME) ? s.requested : s.arrived).has(parts); });\n    return have;",
+    ),
+    Fault(
+        "staging memory is used again at once",
+        f"{SOURCES}/graph/inner-graph.cpp",
+        "    is_running_ = true;\n    traffic_.launches++;",
+        "    is_running_ = true;\n    traffic_.launches++;\n"
+        "    if (is_fault(NAME)) {\n        n_staged_ = n_copied_ = 0;\n        numbers_.clear();\n    }",
+    ),
+    Fault(
+        "experts that run are not pinned",
+        f"{SOURCES}/execute/expert-stream.cpp",
+        "    if (device.idle()) {\n        unpin_running",
+        "    if (device.idle() || is_fault(NAME)) {\n        unpin_running",
+    ),
+    Fault(
+        "experts are computed before they arrive",
+        f"{SOURCES}/execute/expert-stream.cpp",
+        "{ return cache_.arrived(use->id, use->tier, w.st.parts); };",
+        "{ return is_fault(NAME) || cache_.arrived(use->id, use->tier, w.st.parts); };",
+    ),
+    Fault(
+        "an upload is not waited for",
+        f"{SOURCES}/io/loader.cpp",
+        "    if (stream) {\n        ggml_backend_synchronize(stream.get());",
+        "    if (stream && !is_fault(NAME)) {\n        ggml_backend_synchronize(stream.get());",
+    ),
+    Fault(
+        "a slot of the host is not pinned while it is uploaded",
+        f"{SOURCES}/cache/expert-cache.cpp",
+        "        if (!loader_.settled(load(e.id, e.tier)) ||",
+        "        if ((!loader_.settled(load(e.id, e.tier)) && !is_fault(NAME)) ||",
+    ),
+    Fault(
+        "who waits for the experts' backend waits for nothing",
+        f"{SOURCES}/backend/ggml-hobbit.cpp",
+        "        ggml_backend_synchronize(shared);",
+        "        if (!is_fault(NAME)) {\n            ggml_backend_synchronize(shared);\n        }",
+    ),
+    Fault(
+        "a layer ends without a wait in any queue",
+        f"{SOURCES}/execute/expert-stream.cpp",
+        "on.device.compute() : on.device.finish();",
+        "on.device.compute() : is_fault(NAME) ? on.device.launch() : on.device.finish();",
+    ),
+    Fault(
+        "a prediction is not waited for",
+        f"{SOURCES}/predict/router-predictor.cpp",
+        "    const ggml_status result = ggml_backend_graph_compute(backend, graph_);",
+        "    const ggml_status result = is_fault(NAME) ? ggml_backend_graph_compute_async(backend, graph_)\n"
+        "                                              : ggml_backend_graph_compute(backend, graph_);",
+    ),
+    Fault(
+        "the scheduler does not wait for other backends",
+        SCHEDULER,
+        "                ggml_backend_supports_buft(split_backend, sched->bufts[b])) {",
+        "                ggml_backend_supports_buft(split_backend, sched->bufts[b]) && !is_fault(NAME)) {",
+    ),
+    Fault(
+        "the scheduler does not wait for other backends",
+        SCHEDULER,
+        "        if (split->n_inputs == 0 && prev_backend_id >= 0 &&",
+        "        if (split->n_inputs == 0 && !is_fault(NAME) && prev_backend_id >= 0 &&",
+    ),
+    Fault(
+        "the experts' memory is anybody's",
+        SCHEDULER,
+        "ggml_backend_get_queue(sched->backends[b]) == backend) {",
+        "(ggml_backend_get_queue(sched->backends[b]) == backend || is_fault(NAME))) {",
+    ),
+]
+
+
+def build(folder: Path) -> Path:
+    """A folder of libraries with all faults, none of which is there unless it is wanted."""
+    lib_dir = folder / "lib"
+    lib_dir.mkdir()
+    for file in models.lib_dir().iterdir():
+        (lib_dir / file.name).symlink_to(file)
+    files = sorted({fault.file for fault in FAULTS})
+    with ThreadPoolExecutor(2) as pool:
+        objects = dict(pool.map(lambda file: _compile(file, folder), files))
+    for library in LIBRARIES.values():
+        command = overlay.link_command(f"bin/{library}")
+        for object_, changed in objects.items():
+            command = command.replace(f" {object_} ", f" {changed} ")
+        (lib_dir / library).unlink()
+        command = command.replace(f" -o bin/{library} ", f" -o {lib_dir / library} ")
+        _run(command.replace(f"-Wl,-rpath,{overlay.BUILD}/bin:", "-Wl,-rpath,'$ORIGIN'"))
+    return lib_dir
+
+
+def _compile(file: str, folder: Path) -> tuple[str, Path]:
+    """The object's name in the build, and the changed one."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    for fault in FAULTS:
+        if fault.file == file:
+            if text.count(fault.old) != 1:
+                raise ValueError(f"{fault.name}: {file} has {text.count(fault.old)} times {fault.old!r}")
+            text = text.replace(fault.old, fault.new.replace("NAME", json.dumps(fault.name)))
+    changed = folder / Path(file).name
+    changed.write_text(IS_FAULT + text, encoding="utf-8")
+    command, object_ = overlay.compile_command(ROOT / file)
+    command = re.sub(r" -M[DTF]\b( \S+\.[od]\b)?", "", command)
+    path = changed.with_suffix(".o")
+    command = command.replace(f" -o {object_} ", f" -o {path} ").replace(
+        f" -c {ROOT / file}", f" -c {changed}"
+    )
+    _run(f"{command} -O0 -w")
+    return object_, path
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=overlay.BUILD, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)

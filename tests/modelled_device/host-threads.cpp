@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: MIT
+#include "host-threads.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <dlfcn.h>
+#include <fstream>
+#include <list>
+#include <pthread.h>
+#include <sstream>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace modelled {
+
+static prices read_prices() {
+    const char *      path = std::getenv("MODELLED_PRICES");
+    std::ifstream     file(path ? path : "");
+    std::stringstream text;
+    text << file.rdbuf();
+    prices p;
+    for (const auto & [name, field] : prices::fields) {
+        const size_t at = text.str().find('"' + std::string(name) + '"');
+        if (at != std::string::npos) {
+            p.*field = std::strtod(text.str().c_str() + text.str().find(':', at) + 1, nullptr);
+        }
+    }
+    return p;
+}
+
+virtual_clock & host_threads::clock() {
+    static auto & one = *new virtual_clock(read_prices()); // threads may outlive main()
+    return one;
+}
+
+//
+// the C library's functions
+//
+
+template <typename T>
+static T * real(const char * name, const char * version = nullptr) {
+    return reinterpret_cast<T *>(version ? dlvsym(RTLD_NEXT, name, version) : dlsym(RTLD_NEXT, name));
+}
+
+static auto * real_lock() {
+    static auto * f = real<int(pthread_mutex_t *)>("pthread_mutex_lock");
+    return f;
+}
+
+static auto * real_unlock() {
+    static auto * f = real<int(pthread_mutex_t *)>("pthread_mutex_unlock");
+    return f;
+}
+
+static auto * real_wait() {
+    static auto * f = real<int(pthread_cond_t *, pthread_mutex_t *)>("pthread_cond_wait", "GLIBC_2.3.2");
+    return f;
+}
+
+static auto * real_signal() {
+    static auto * f = real<int(pthread_cond_t *)>("pthread_cond_signal", "GLIBC_2.3.2");
+    return f;
+}
+
+static auto * real_broadcast() {
+    static auto * f = real<int(pthread_cond_t *)>("pthread_cond_broadcast", "GLIBC_2.3.2");
+    return f;
+}
+
+//
+// threads
+//
+
+struct host_thread {
+    enum { running, ready, blocked, ended } state = ready;
+    ns_t           now                            = 0;
+    ns_t           marked                         = 0; // CPU time up to which code was counted
+    int            depth                          = 0; // nested scopes
+    bool           counts                         = true;
+    bool           is_main                        = false;
+    const void *   waits_for                      = nullptr; // a mutex, a condition or a thread
+    ns_t           deadline                       = -1;      // -1: it waits for ever
+    bool           is_late                        = false;
+    pthread_cond_t turn                           = PTHREAD_COND_INITIALIZER;
+    pthread_t      id                             = {};
+    void * (*work)(void *)                        = nullptr;
+    void * argument                               = nullptr;
+};
+
+static pthread_mutex_t          order = PTHREAD_MUTEX_INITIALIZER; // guards all that follows
+static std::list<host_thread> & threads() {
+    static auto & all = *new std::list<host_thread>;
+    return all;
+}
+
+static thread_local host_thread * self = nullptr;
+
+static ns_t cpu_time() {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return ns_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+static ns_t time_of(const host_thread & t) {
+    return t.state == host_thread::blocked ? std::max(t.now, t.deadline) : t.now;
+}
+
+// Gives the turn to the earliest thread that can run, and returns once the caller has it again; for an ended caller
+// at once. REQUIRES: order is locked; the caller is not running
+static void hand_over() {
+    host_thread * next = nullptr;
+    for (host_thread & t : threads()) {
+        const bool can_run = t.state == host_thread::ready || (t.state == host_thread::blocked && t.deadline >= 0);
+        if (can_run && (!next || time_of(t) < time_of(*next))) {
+            next = &t;
+        }
+    }
+    if (!next) {
+        std::fputs("modelled device: all threads wait for each other\n", stderr);
+        std::abort();
+    }
+    next->is_late   = next->state == host_thread::blocked;
+    next->now       = time_of(*next);
+    next->state     = host_thread::running;
+    next->waits_for = nullptr;
+    next->deadline  = -1;
+    if (next == self) {
+        return;
+    }
+    real_signal()(&next->turn);
+    while (self->state != host_thread::running && self->state != host_thread::ended) {
+        real_wait()(&self->turn, &order);
+    }
+}
+
+// Lets threads run that are behind the caller.
+static void yield() {
+    real_lock()(&order);
+    self->state = host_thread::ready;
+    hand_over();
+    real_unlock()(&order);
+}
+
+// Returns false if the deadline came first.
+static bool block(const void * on, ns_t deadline = -1) {
+    self->state     = host_thread::blocked;
+    self->waits_for = on;
+    self->deadline  = deadline;
+    hand_over();
+    return !self->is_late;
+}
+
+// Only one thread runs, so that it may look at the others without the lock.
+template <typename F>
+static bool any_other(F is) {
+    return std::any_of(threads().begin(), threads().end(), is);
+}
+
+static void wake(const void * waited_for, bool all, double after_us) {
+    for (host_thread & t : threads()) {
+        if (t.state == host_thread::blocked && t.waits_for == waited_for) {
+            t.state    = host_thread::ready;
+            t.deadline = -1;
+            t.now      = std::max(t.now, self->now + virtual_clock::us(after_us));
+            if (!all) {
+                return;
+            }
+        }
+    }
+}
+
+//
+// interface
+//
+
+bool host_threads::takes_part() {
+    return self;
+}
+
+void host_threads::begin() {
+    clock(); // reads its file as ever
+    real_lock()(&order);
+    threads().emplace_back();
+    threads().back().state   = host_thread::running;
+    threads().back().is_main = true;
+    real_unlock()(&order);
+    self         = &threads().back();
+    self->marked = cpu_time();
+}
+
+// An empty scope would count this: reading the CPU time takes a system call.
+static ns_t cost_of_reading() {
+    static const ns_t cost = [] {
+        ns_t least = 1000000;
+        for (int i = 0; i < 1000; i++) {
+            const ns_t before = cpu_time();
+            least             = std::min(least, cpu_time() - before);
+        }
+        return least;
+    }();
+    return cost;
+}
+
+host_threads::scope::scope() {
+    if (self && self->depth++ == 0 && self->counts) {
+        clock().code(self->now, std::max<ns_t>(0, cpu_time() - self->marked - cost_of_reading()), self->is_main);
+    }
+}
+
+host_threads::scope::~scope() {
+    if (self && --self->depth == 0) {
+        self->marked = cpu_time();
+    }
+}
+
+ns_t & host_threads::scope::now() {
+    static thread_local ns_t none = 0; // for a thread that takes no part
+    return self ? self->now : none;
+}
+
+void host_threads::count_code(bool on) {
+    const scope here;
+    if (self) {
+        self->counts = on;
+    }
+}
+
+} // namespace modelled
+
+using namespace modelled;
+using host_threads::scope;
+
+//
+// interposed functions
+//
+
+static int lock(pthread_mutex_t * m) {
+    static auto * try_lock = real<int(pthread_mutex_t *)>("pthread_mutex_trylock");
+    while (int error = try_lock(m)) {
+        if (error != EBUSY) {
+            return error;
+        }
+        const scope here;
+        real_lock()(&order);
+        block(m);
+        real_unlock()(&order);
+    }
+    return 0;
+}
+
+static int wait(pthread_cond_t * c, pthread_mutex_t * m, ns_t deadline) {
+    const scope here;
+    real_lock()(&order);
+    real_unlock()(m);
+    wake(m, true, 0);
+    const bool in_time = block(c, deadline);
+    real_unlock()(&order);
+    const int error = lock(m);
+    return error ? error : in_time ? 0 : ETIMEDOUT;
+}
+
+static void notify(pthread_cond_t * c, bool all) {
+    const scope here;
+    real_lock()(&order);
+    wake(c, all, host_threads::clock().price().wake_us);
+    real_unlock()(&order);
+}
+
+static void * run(void * argument) {
+    self         = static_cast<host_thread *>(argument);
+    self->id     = pthread_self();
+    self->marked = cpu_time();
+    real_lock()(&order);
+    while (self->state != host_thread::running) {
+        real_wait()(&self->turn, &order);
+    }
+    real_unlock()(&order);
+    void * result = self->work(self->argument);
+    {
+        const scope here;
+        real_lock()(&order);
+        wake(self, true, 0);
+        self->state = host_thread::ended;
+        hand_over();
+        real_unlock()(&order);
+    }
+    self = nullptr;
+    return result;
+}
+
+// A file that tells the memory of the machine that is modelled.
+static const std::string & meminfo() {
+    static const std::string path = [] {
+        const int  file = memfd_create("meminfo", MFD_CLOEXEC);
+        const auto kb   = std::to_string(int64_t(host_threads::clock().price().host_gb * 1e6));
+        const auto text = "MemTotal: " + kb + " kB\nMemAvailable: " + kb + " kB\n";
+        return write(file, text.data(), text.size()) < 0 ? "" : "/proc/self/fd/" + std::to_string(file);
+    }();
+    return path;
+}
+
+extern "C" {
+__attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * m) {
+    if (!self || self->depth > 0) {
+        return real_lock()(m);
+    }
+    if (any_other([](const host_thread & t) { return t.state == host_thread::ready || t.deadline >= 0; })) {
+        const scope here;
+        yield();
+    }
+    if (self->counts) {
+        host_threads::clock().lock(self->now, self->is_main);
+    }
+    return lock(m);
+}
+
+__attribute__((visibility("default"))) int pthread_mutex_unlock(pthread_mutex_t * m) {
+    if (!self || self->depth > 0) {
+        return real_unlock()(m);
+    }
+    if (!any_other([&](const host_thread & t) { return t.waits_for == m; })) {
+        return real_unlock()(m);
+    }
+    const scope here;
+    real_lock()(&order);
+    const int error = real_unlock()(m);
+    wake(m, true, 0);
+    real_unlock()(&order);
+    return error;
+}
+
+__attribute__((visibility("default"))) int pthread_cond_wait(pthread_cond_t * c, pthread_mutex_t * m) {
+    return self ? wait(c, m, -1) : real_wait()(c, m);
+}
+
+__attribute__((visibility("default"))) int pthread_cond_clockwait(pthread_cond_t * c, pthread_mutex_t * m, clockid_t id,
+                                                                  const timespec * until) {
+    static auto * clockwait =
+        real<int(pthread_cond_t *, pthread_mutex_t *, clockid_t, const timespec *)>("pthread_cond_clockwait");
+    return self ? wait(c, m, ns_t(until->tv_sec) * 1000000000 + until->tv_nsec) : clockwait(c, m, id, until);
+}
+
+__attribute__((visibility("default"))) int pthread_cond_signal(pthread_cond_t * c) {
+    if (self) {
+        notify(c, false);
+    }
+    return real_signal()(c);
+}
+
+__attribute__((visibility("default"))) int pthread_cond_broadcast(pthread_cond_t * c) {
+    if (self) {
+        notify(c, true);
+    }
+    return real_broadcast()(c);
+}
+
+__attribute__((visibility("default"))) int pthread_create(pthread_t * id, const pthread_attr_t * attributes,
+                                                          void * (*work)(void *), void *         argument) {
+    static auto * create =
+        real<int(pthread_t *, const pthread_attr_t *, void * (*) (void *), void *)>("pthread_create");
+    if (!self) {
+        return create(id, attributes, work, argument);
+    }
+    const scope here;
+    real_lock()(&order);
+    host_thread & made = threads().emplace_back();
+    made.now           = self->now;
+    made.work          = work;
+    made.argument      = argument;
+    const int error    = create(id, attributes, run, &made);
+    if (error) {
+        threads().pop_back();
+    } else {
+        made.id = *id;
+    }
+    real_unlock()(&order);
+    return error;
+}
+
+__attribute__((visibility("default"))) int pthread_join(pthread_t id, void ** result) {
+    static auto * join = real<int(pthread_t, void **)>("pthread_join");
+    if (self) {
+        const scope here;
+        real_lock()(&order);
+        for (host_thread & t : threads()) {
+            while (pthread_equal(t.id, id) && t.state != host_thread::ended) {
+                block(&t);
+            }
+        }
+        real_unlock()(&order);
+    }
+    return join(id, result);
+}
+
+// std::chrono::steady_clock::now()
+__attribute__((visibility("default"))) int64_t _ZNSt6chrono3_V212steady_clock3nowEv() {
+    if (self) {
+        return scope().now();
+    }
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+// The experts' values are not wanted: what is not read stays a hole in memory, as it is one in the file.
+__attribute__((visibility("default"))) ssize_t pread(int file, void * to, size_t size, off_t offset) {
+    static auto * read = real<ssize_t(int, void *, size_t, off_t)>("pread");
+    struct stat   st;
+    if (!self || self->is_main || fstat(file, &st) != 0) {
+        return read(file, to, size, offset);
+    }
+    return std::min<ssize_t>(ssize_t(size), std::max<ssize_t>(0, st.st_size - offset));
+}
+
+__attribute__((visibility("default"))) int nanosleep(const timespec * time, timespec * left) {
+    static auto * sleep = real<int(const timespec *, timespec *)>("nanosleep");
+    if (self) {
+        scope().now() += ns_t(time->tv_sec) * 1000000000 + time->tv_nsec;
+    }
+    return sleep(time, left); // another process may be waited for
+}
+
+__attribute__((visibility("default"))) FILE * fopen64(const char * path, const char * mode) {
+    static auto * open = real<FILE *(const char *, const char *)>("fopen64");
+    return open(self && std::strcmp(path, "/proc/meminfo") == 0 ? meminfo().c_str() : path, mode);
+}
+
+// Nothing of a mapping is brought in before it is used.
+__attribute__((visibility("default"))) void * mmap(void * at, size_t size, int access, int flags, int file,
+                                                   off_t from) noexcept {
+    static auto * map = real<void *(void *, size_t, int, int, int, off_t)>("mmap");
+    return map(at, size, access, self ? flags & ~MAP_POPULATE : flags, file, from);
+}
+
+__attribute__((visibility("default"))) int posix_madvise(void * at, size_t size, int advice) noexcept {
+    static auto * advise = real<int(void *, size_t, int)>("posix_madvise");
+    return self && advice == POSIX_MADV_WILLNEED ? 0 : advise(at, size, advice);
+}
+
+__attribute__((visibility("default"))) int madvise(void * at, size_t size, int advice) noexcept {
+    static auto * advise   = real<int(void *, size_t, int)>("madvise");
+    constexpr int populate = 23; // MADV_POPULATE_WRITE
+    if (self && advice == populate) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return self && advice == MADV_HUGEPAGE ? 0 : advise(at, size, advice);
+}
+}

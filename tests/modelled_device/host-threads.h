@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "virtual-clock.h"
+
+#include <mutex>
+
+namespace modelled {
+
+// The process's threads in virtual time. The library is preloaded (LD_PRELOAD): it stands before the C library's
+// functions for threads, and before std::chrono::steady_clock. One thread runs at once, the one that has reached the
+// earliest time, and hands over where it locks, waits or signals. So what a thread sees of others has happened in
+// virtual time too, and timeouts, measured latencies and timelines are in virtual time. The thread that calls begin()
+// and those that are created afterwards take part; others run as ever.
+namespace host_threads {
+
+void begin();
+
+// Returns true if the caller takes part.
+bool takes_part();
+
+// Counts the code of the calling thread between two scopes; within one it costs nothing.
+class scope {
+  public:
+    scope();
+    ~scope();
+    scope(const scope &)             = delete;
+    scope & operator=(const scope &) = delete;
+
+    // The time that the calling thread has reached.
+    ns_t & now();
+};
+
+// Lets the code of the calling thread count, or take no time.
+void count_code(bool on);
+
+// The process's clock; prices are those of the file that MODELLED_PRICES names.
+virtual_clock & clock();
+
+} // namespace host_threads
+} // namespace modelled

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "ggml-backend-impl.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#define MODELLED_API __attribute__((visibility("default")))
+
+// A device for tests: a ggml backend with memory of its own, which computes with ggml's CPU backend, bit for bit. All
+// work is done when it is issued, in the thread that issues it. Observers hear of it, and say what a device that
+// works beside its host would have made of it: which accesses nothing orders, or how long they take.
+//
+// The program sets what the device is like (modelled_configure), loads the library as a ggml backend
+// (ggml_backend_load), and asks for the report at its end (modelled_report).
+namespace modelled {
+
+// Names are those of modelled_configure's text.
+struct settings {
+    std::string face         = "order"; // the observer: order, time, or none ("")
+    std::string name         = "CUDA";  // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
+    int         devices      = 1;
+    bool        async        = true; // copies in streams
+    bool        events       = true;
+    bool        host_buffer  = true;  // page-locked memory
+    bool        one_queue    = false; // as RPC: a device does all in the order in which it is told, and nobody waits
+    bool        fused_router = false; // as CUDA and Vulkan: of a router's ranking there are the chosen experts alone
+    bool        compute      = true;  // false: graphs are observed, results and large copies stay what they were
+    size_t      memory       = size_t(1) << 30; // bytes of a device
+    int         delay_us     = 0;               // work takes so much longer, so that luck hides no missing wait
+};
+
+struct bytes {
+    const char * data;
+    size_t       size;
+};
+
+enum class direction { to_device, to_host, on_device };
+
+constexpr int NO_STREAM = -1; // the calling thread does it, and waits for its end
+
+// The host's side of the copy is the source, the target, or neither.
+struct copy {
+    int          device;
+    int          stream;
+    direction    way;
+    bytes        source;
+    bytes        target;
+    const char * tensor;
+    bool         is_pinned; // the host's side is page-locked
+    bool         is_taken;  // the source may change as soon as the call returns
+};
+
+// The n-th expert that a matmul's ids name. The matmul's own graph may look it up in a table.
+inline int32_t expert_at(const ggml_tensor * ids, int64_t n) {
+    const auto value = [](const ggml_tensor * t, int64_t i) {
+        int32_t found;
+        std::memcpy(&found,
+                    static_cast<const char *>(t->data) + i / t->ne[0] * int64_t(t->nb[1]) +
+                        i % t->ne[0] * int64_t(t->nb[0]),
+                    sizeof(found));
+        return found;
+    };
+    const ggml_tensor * made = ids->view_src ? ids->view_src : ids;
+    return made->op == GGML_OP_GET_ROWS ? value(made->src[0], value(made->src[1], n)) : value(ids, n);
+}
+
+// Hears of all that a program does with the devices, in the order of its calls. Streams and events have numbers of
+// their own, whichever device they are of. Every method is called with the devices' lock held, in the thread that
+// called the device.
+class device_observer {
+  public:
+    virtual ~device_observer() = default;
+
+    virtual void on_open(int /* stream */, int /* device */) {}
+    virtual void on_close(int /* stream */) {}
+    virtual void on_allocate(int /* device */, bytes /* memory */) {} // of the device
+    virtual void on_free(int /* device */, int /* stream */, bytes /* memory */) {}
+
+    // Before and after the bytes move. A blocking copy is over then; for a stream's, see on_synchronize.
+    virtual void on_copy(const copy & /* made */) {}
+    virtual void on_copied(const copy & /* made */) {}
+
+    // The calling thread, or the stream, sets memory to one value.
+    virtual void on_clear(int /* device */, int /* stream */, bytes /* target */) {}
+
+    // Before and after the graph is computed.
+    virtual void on_compute(int /* stream */, ggml_cgraph * /* graph */) {}
+    virtual void on_computed(int /* stream */, ggml_cgraph * /* graph */) {}
+
+    // The calling thread waits for what the stream was given, or for what it had been when the event was recorded.
+    virtual void on_synchronize(int /* stream */) {}
+    virtual void on_event_synchronize(int /* event */) {}
+
+    // The stream records an event, or what it is given from now on waits for one.
+    virtual void on_record(int /* event */, int /* stream */) {}
+    virtual void on_wait(int /* event */, int /* stream */) {}
+
+    // A JSON object.
+    virtual std::string report() = 0;
+};
+
+// Faces that settings::face names.
+std::unique_ptr<device_observer> make_order_face(const settings & config);
+std::unique_ptr<device_observer> make_time_face(const settings & config) __attribute__((weak)); // bench/modelled.py's
+
+// The lock of all devices. Observers get it held.
+std::mutex & device_lock();
+
+} // namespace modelled
+
+extern "C" {
+// Settings as "name=value name=value". Returns null, or what is wrong. REQUIRES: the backend is not loaded yet
+MODELLED_API const char * modelled_configure(const char * text);
+
+// The face's report, a JSON object; valid until the next call.
+MODELLED_API const char * modelled_report(void);
+
+MODELLED_API ggml_backend_reg_t ggml_backend_init(void);
+}

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: MIT
+//
+// Finds what a program does with a device in no order. Threads of the host and streams have vector clocks; each byte
+// of a device's memory knows who wrote it last and who has read it since. An access that is not ordered behind those
+// it depends on is an error, whatever the timing was. So is a source that changed before its copy was known to have
+// ended. A stream's copy appears in host memory only when a thread of the host has waited for it.
+#include "locks.h"
+#include "modelled-device.h"
+#include "vector-clock.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <functional>
+#include <map>
+#include <string_view>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+namespace modelled {
+
+// One of those who act: a thread of the host, or a stream.
+struct actor {
+    std::string  name;
+    int          device; // -1: the host
+    vector_clock clock;
+};
+
+// A deed of an actor, at a time of its own.
+struct access {
+    int                                who  = -1; // -1: nobody
+    clock_time                         when = 0;
+    std::shared_ptr<const std::string> what;
+};
+
+// Neighbouring bytes with the same past.
+struct segment {
+    const char *        end;
+    int                 device;
+    access              writer;
+    std::vector<access> readers; // since then, one for each actor
+};
+
+// A copy of a stream of which no thread of the host knows that it has ended.
+struct pending {
+    access            by;
+    copy              what;  // its tensor may be gone
+    size_t            hash;  // the source's
+    std::vector<char> taken; // bytes that the target will hold
+};
+
+class order_face : public device_observer {
+  public:
+    order_face();
+
+    void on_open(int stream, int device) override;
+    void on_allocate(int device, bytes memory) override;
+    void on_free(int device, int stream, bytes memory) override;
+    void on_copy(const copy & c) override;
+    void on_copied(const copy & c) override;
+    void on_clear(int device, int stream, bytes target) override;
+    void on_compute(int stream, ggml_cgraph * graph) override;
+    void on_synchronize(int stream) override { learn(actors_[size_t(streams_.at(stream))].clock); }
+    void on_event_synchronize(int event) override { learn(events_[event]); }
+    void on_record(int event, int stream) override { events_[event] = actors_[size_t(begin(stream))].clock; }
+    void on_wait(int event, int stream) override;
+
+    std::string report() override;
+
+    // Between threads of the host.
+    void           acquire(const vector_clock & clock) { thread().clock.join(clock); }
+    vector_clock   release();
+    vector_clock & lock(const void * address) { return locks_[address]; }
+
+    // Returns true if it was a page of ours, which can be read now.
+    bool on_fault(const char * address);
+
+  private:
+    int     make_actor(const std::string & name, int device);
+    int     this_thread();
+    actor & thread() { return actors_[size_t(this_thread())]; }
+    int     begin(int stream);
+    int     doer(int stream) { return stream == NO_STREAM ? this_thread() : begin(stream); }
+    access  access_of(int who, std::string what) const;
+
+    template <typename F>
+    void each_segment(bytes range, const access & by, F visit);
+    void read(bytes range, const access & by);
+    void write(bytes range, const access & by);
+    void check(const access & now, const access & before);
+    void read_source(const ggml_tensor * node, int i, const access & by);
+    void learn(const vector_clock & clock);
+    void end(const pending & p);
+    void error(const std::string & what);
+
+    std::deque<actor>                    actors_;  // references stay valid
+    std::map<int, int>                   streams_; // actors
+    std::map<int, vector_clock>          events_;
+    std::map<const void *, vector_clock> locks_;
+    std::map<const char *, segment>      memory_;
+    std::vector<pending>                 pending_;
+    std::map<std::string, size_t>        errors_; // and how often
+    size_t                               n_copies_   = 0;
+    size_t                               n_graphs_   = 0;
+    size_t                               n_accesses_ = 0;
+    size_t                               n_waits_    = 0;
+};
+
+//
+// actors
+//
+
+int order_face::make_actor(const std::string & name, int device) {
+    actors_.push_back({ name, device, {} });
+    actors_.back().clock.tick(int(actors_.size()) - 1);
+    return int(actors_.size()) - 1;
+}
+
+int order_face::this_thread() {
+    static thread_local int own = -1;
+    if (own < 0) {
+        own = make_actor("thread " + std::to_string(actors_.size() - streams_.size()), -1);
+    }
+    return own;
+}
+
+// The thread gives away its past. Its future is not part of that.
+vector_clock order_face::release() {
+    const int          own   = this_thread();
+    const vector_clock given = actors_[size_t(own)].clock;
+    actors_[size_t(own)].clock.tick(own);
+    return given;
+}
+
+void order_face::on_open(int stream, int device) {
+    streams_[stream] = make_actor("stream " + std::to_string(stream) + " of device " + std::to_string(device), device);
+}
+
+// The stream is given something by this thread.
+int order_face::begin(int stream) {
+    const vector_clock host  = release();
+    const int          own   = streams_.at(stream);
+    vector_clock &     clock = actors_[size_t(own)].clock;
+    clock.join(host);
+    clock.tick(own);
+    return own;
+}
+
+void order_face::on_wait(int event, int stream) {
+    actors_[size_t(begin(stream))].clock.join(events_[event]);
+}
+
+// The thread has waited.
+void order_face::learn(const vector_clock & clock) {
+    n_waits_++;
+    vector_clock & own = thread().clock;
+    own.join(clock);
+    const auto is_over = [&](const pending & p) { return p.by.when <= own.at(p.by.who); };
+    const auto over    = std::stable_partition(pending_.begin(), pending_.end(), std::not_fn(is_over));
+    std::for_each(over, pending_.end(), [&](const pending & p) { end(p); });
+    pending_.erase(over, pending_.end());
+}
+
+//
+// errors
+//
+
+void order_face::error(const std::string & what) {
+    if (errors_[what]++ == 0) {
+        std::fprintf(stderr, "modelled device: %s\n", what.c_str());
+    }
+}
+
+access order_face::access_of(int who, std::string what) const {
+    return { who, actors_[size_t(who)].clock.at(who), std::make_shared<const std::string>(std::move(what)) };
+}
+
+void order_face::check(const access & now, const access & before) {
+    if (before.who >= 0 && before.when > actors_[size_t(now.who)].clock.at(before.who)) {
+        error(*now.what + " by " + actors_[size_t(now.who)].name + " is not ordered behind " + *before.what + " by " +
+              actors_[size_t(before.who)].name);
+    }
+}
+
+std::string order_face::report() {
+    std::string found;
+    for (const auto & [what, n] : errors_) {
+        found += (found.empty() ? "\"" : ", \"") + what + "\"";
+    }
+    return "{\"copies\": " + std::to_string(n_copies_) + ", \"graphs\": " + std::to_string(n_graphs_) +
+           ", \"accesses\": " + std::to_string(n_accesses_) + ", \"waits\": " + std::to_string(n_waits_) +
+           ", \"events\": " + std::to_string(events_.size()) + ", \"errors\": [" + found + "]}";
+}
+
+//
+// the devices' memory
+//
+
+void order_face::on_allocate(int device, bytes memory) {
+    memory_[memory.data] = { memory.data + memory.size, device, {}, {} };
+}
+
+void order_face::on_free(int, int stream, bytes memory) {
+    write(memory, access_of(doer(stream), "a free"));
+    memory_.erase(memory_.lower_bound(memory.data), memory_.lower_bound(memory.data + memory.size));
+}
+
+// The segments within the range, which end where it does. Memory of the host has none. Kernels of a device cannot reach
+// that of another one.
+template <typename F>
+void order_face::each_segment(bytes range, const access & by, F visit) {
+    const auto cut = [&](const char * at) {
+        auto next = memory_.upper_bound(at);
+        if (next == memory_.begin()) {
+            return;
+        }
+        auto here = std::prev(next);
+        if (here->first < at && at < here->second.end) {
+            memory_.emplace_hint(next, at, here->second);
+            here->second.end = at;
+        }
+    };
+    const char * end = range.data + range.size;
+    cut(range.data);
+    cut(end);
+    for (auto s = memory_.lower_bound(range.data); s != memory_.end() && s->first < end; s++) {
+        n_accesses_++;
+        const int device = actors_[size_t(by.who)].device;
+        if (device >= 0 && device != s->second.device) {
+            error(*by.what + " by " + actors_[size_t(by.who)].name + " is in memory of another device");
+        }
+        visit(s->second);
+    }
+}
+
+void order_face::read(bytes range, const access & by) {
+    each_segment(range, by, [&](segment & s) {
+        check(by, s.writer);
+        const auto own =
+            std::find_if(s.readers.begin(), s.readers.end(), [&](const auto & r) { return r.who == by.who; });
+        if (own == s.readers.end()) {
+            s.readers.push_back(by);
+        } else {
+            *own = by;
+        }
+    });
+}
+
+void order_face::write(bytes range, const access & by) {
+    each_segment(range, by, [&](segment & s) {
+        check(by, s.writer);
+        for (const access & reader : s.readers) {
+            check(by, reader);
+        }
+        s.writer = by;
+        s.readers.clear();
+    });
+}
+
+void order_face::on_clear(int, int stream, bytes target) {
+    write(target, access_of(doer(stream), "a clear"));
+}
+
+//
+// copies
+//
+
+// Through a file, since a source may be unmapped meanwhile.
+static size_t hash_of(bytes range) {
+    static const int  own = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    std::vector<char> now(range.size);
+    const ssize_t     n = pread(own, now.data(), now.size(), off_t(uintptr_t(range.data)));
+    return std::hash<std::string_view>()({ now.data(), size_t(std::max(n, ssize_t(0))) });
+}
+
+static constexpr char NOT_YET = char(0xff); // numbers are then -1, and floats no numbers
+
+// Whole pages; only page-locked memory consists of such.
+static void protect(const copy & c, int how) {
+    const uintptr_t page  = uintptr_t(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = uintptr_t(c.target.data) / page * page;
+    if (c.is_pinned && c.way == direction::to_host) {
+        mprotect(reinterpret_cast<void *>(first), uintptr_t(c.target.data) + c.target.size - first, how);
+    }
+}
+
+static std::string copy_name(const copy & c) {
+    return std::string("a copy of ") + (*c.tensor ? c.tensor : "a tensor without a name");
+}
+
+void order_face::on_copy(const copy & c) {
+    n_copies_++;
+    protect(c, PROT_READ | PROT_WRITE);
+    const access by = access_of(doer(c.stream), copy_name(c));
+    if (c.way != direction::to_device) {
+        read(c.source, by);
+    }
+    if (c.way != direction::to_host) {
+        write(c.target, by);
+    }
+    if (c.way == direction::to_device && !c.is_taken) {
+        pending_.push_back({ by, c, hash_of(c.source), {} });
+    }
+}
+
+void order_face::on_copied(const copy & c) {
+    const auto is_same = [&](const pending & p) {
+        return p.what.stream == c.stream && p.what.way == c.way && p.what.target.data == c.target.data;
+    };
+    const auto before = std::find_if(pending_.begin(), pending_.end(), is_same);
+    if (c.stream == NO_STREAM && before != pending_.end()) {
+        end(*before);
+        pending_.erase(before);
+    } else if (c.stream != NO_STREAM && c.way == direction::to_host) {
+        const access      by = access_of(streams_.at(c.stream), copy_name(c));
+        std::vector<char> taken(c.target.data, c.target.data + c.target.size);
+        std::memset(const_cast<char *>(c.target.data), NOT_YET, c.target.size);
+        if (before != pending_.end()) {
+            pending_.erase(before); // this one takes its place
+        }
+        pending_.push_back({ by, c, 0, std::move(taken) });
+        protect(c, PROT_NONE);
+    }
+}
+
+void order_face::end(const pending & p) {
+    const std::string of = " of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name;
+    if (p.what.way == direction::to_device) {
+        if (hash_of(p.what.source) != p.hash) {
+            error("the source" + of + " changed before its end");
+        }
+        return;
+    }
+    const bytes & to = p.what.target;
+    protect(p.what, PROT_READ | PROT_WRITE);
+    if (std::any_of(to.data, to.data + to.size, [](char c) { return c != NOT_YET; })) {
+        error("the target" + of + " changed before its end");
+    }
+    std::memcpy(const_cast<char *>(to.data), p.taken.data(), to.size);
+}
+
+bool order_face::on_fault(const char * address) {
+    const char * page  = address - uintptr_t(address) % uintptr_t(sysconf(_SC_PAGESIZE));
+    bool         found = false;
+    for (const pending & p : pending_) {
+        const bytes & to = p.what.target;
+        if (p.what.is_pinned && p.taken.size() > 0 && to.data < page + sysconf(_SC_PAGESIZE) &&
+            page < to.data + to.size) {
+            protect(p.what, PROT_READ | PROT_WRITE);
+            found = true;
+        }
+        if (found && to.data <= address && address < to.data + to.size) {
+            error("the target of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name + " is touched by " +
+                  thread().name + " before its end");
+        }
+    }
+    return found;
+}
+
+//
+// graphs
+//
+
+static bytes bytes_of(const ggml_tensor * t) {
+    return { static_cast<const char *>(t->data), ggml_nbytes(t) };
+}
+
+static bool is_computed(const ggml_tensor * node) {
+    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && node->op != GGML_OP_NONE && node->op != GGML_OP_VIEW &&
+           node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
+}
+
+// A matmul over experts reads those that were chosen, where that is known before the graph runs.
+void order_face::read_source(const ggml_tensor * node, int i, const access & by) {
+    const ggml_tensor * src  = node->src[i];
+    const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID && i == 0 ? node->src[2] : nullptr;
+    const ggml_op       made = ids ? (ids->view_src ? ids->view_src : ids)->op : GGML_OP_COUNT;
+    if (made != GGML_OP_NONE && made != GGML_OP_GET_ROWS) {
+        read(bytes_of(src), by);
+        return;
+    }
+    for (int64_t n = 0; n < ggml_nelements(ids); n++) {
+        const int32_t id = expert_at(ids, n);
+        if (id >= 0 && id < src->ne[2]) {
+            read({ static_cast<const char *>(src->data) + size_t(id) * src->nb[2], src->nb[1] * size_t(src->ne[1]) },
+                 by);
+        }
+    }
+}
+
+void order_face::on_compute(int stream, ggml_cgraph * graph) {
+    n_graphs_++;
+    const int who = begin(stream);
+    for (int n = 0; n < ggml_graph_n_nodes(graph); n++) {
+        const ggml_tensor * node = ggml_graph_node(graph, n);
+        if (!is_computed(node)) {
+            continue;
+        }
+        const access by = access_of(who, std::string(ggml_op_name(node->op)) + " " + node->name);
+        for (int i = 0; i < GGML_MAX_SRC; i++) {
+            if (node->src[i] && node->src[i]->data) {
+                read_source(node, i, by);
+            }
+        }
+        write(bytes_of(node), by);
+    }
+}
+
+//
+// threads of the host
+//
+
+static order_face * face = nullptr; // the only one
+
+template <typename F>
+static void locked(F what) {
+    const std::lock_guard<std::mutex> lock(device_lock());
+    what();
+}
+
+// The lock of the devices orders nothing in the program.
+static bool is_own(const void * lock) {
+    return lock == &device_lock();
+}
+
+static const lock_listener listener = {
+    [](const void * lock) {
+        if (!is_own(lock)) {
+            locked([&] { face->acquire(face->lock(lock)); });
+        }
+    },
+    [](const void * lock) {
+        if (!is_own(lock)) {
+            locked([&] { face->lock(lock).join(face->release()); });
+        }
+    },
+    []() -> void * {
+        vector_clock * clock = nullptr;
+        locked([&] { clock = new vector_clock(face->release()); });
+        return clock;
+    },
+    [](void * from) {
+        locked([&] { face->acquire(*static_cast<vector_clock *>(from)); });
+        delete static_cast<vector_clock *>(from);
+    },
+    []() -> void * {
+        vector_clock * clock = nullptr;
+        locked([&] { clock = new vector_clock(face->release()); });
+        return clock;
+    },
+    [](void * ended) {
+        locked([&] { face->acquire(*static_cast<vector_clock *>(ended)); });
+        delete static_cast<vector_clock *>(ended);
+    },
+};
+
+static struct sigaction other_faults;
+
+static void heed_fault(int number, siginfo_t * info, void * context) {
+    const std::unique_lock<std::mutex> lock(device_lock(), std::try_to_lock); // held: it is a fault of ours
+    const bool found = lock.owns_lock() && face->on_fault(static_cast<const char *>(info->si_addr));
+    if (!found && (other_faults.sa_flags & SA_SIGINFO)) {
+        other_faults.sa_sigaction(number, info, context);
+    } else if (!found) {
+        sigaction(SIGSEGV, &other_faults, nullptr);
+    }
+}
+
+order_face::order_face() {
+    face                    = this;
+    struct sigaction faults = {};
+    faults.sa_sigaction     = heed_fault;
+    faults.sa_flags         = SA_SIGINFO;
+    sigaction(SIGSEGV, &faults, &other_faults);
+    const auto locks = static_cast<const lock_listener **>(dlsym(RTLD_DEFAULT, "modelled_locks"));
+    if (locks) {
+        *locks = &listener;
+    } else {
+        error("threads are not seen: start the program with LD_PRELOAD=libmodelled-locks.so");
+    }
+}
+
+std::unique_ptr<device_observer> make_order_face(const settings &) {
+    return std::make_unique<order_face>();
+}
+
+} // namespace modelled

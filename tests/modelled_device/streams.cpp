@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+//
+// Streams and events of a modelled device.
+#include "device-parts.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace modelled {
+
+static int n_streams = 0;
+static int n_events  = 0;
+
+struct stream_context {
+    int            number;
+    ggml_backend_t cpu;
+    bool           has_work = false; // since it was synchronized
+};
+
+static stream_context & stream_of(ggml_backend_t backend) {
+    return *static_cast<stream_context *>(backend->context);
+}
+
+static ggml_guid_t guid() {
+    static ggml_guid own = { 0x6d, 0x0d, 0xe1, 0x1e, 0xd0, 0x11, 0x02, 0x44,
+                             0x3d, 0x6e, 0x93, 0xe9, 0x48, 0xb0, 0x11, 0x9b };
+    return &own;
+}
+
+static bool is_stream(ggml_backend_t backend) {
+    return backend->guid == guid();
+}
+
+static const char * stream_name(ggml_backend_t backend) {
+    return device_of(backend->device).name.c_str();
+}
+
+static void stream_free(ggml_backend_t backend) {
+    stream_context & stream = stream_of(backend);
+    if (stream.number != device_of(backend->device).queue) {
+        tell([&](device_observer & o) { o.on_close(stream.number); });
+    }
+    ggml_backend_free(stream.cpu);
+    delete &stream;
+    delete backend;
+}
+
+static void stream_set(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    stream_context & stream = stream_of(backend);
+    const copy       c      = copy_of(device_of(backend->device), stream.number, direction::to_device, data,
+                                      static_cast<char *>(tensor->data) + offset, size, tensor);
+    stream.has_work         = true;
+    move(c);
+}
+
+static void stream_get(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    move(copy_of(device_of(backend->device), stream_of(backend).number, direction::to_host,
+                 static_cast<char *>(tensor->data) + offset, data, size, tensor));
+}
+
+static void stream_synchronize(ggml_backend_t backend) {
+    stream_context & stream = stream_of(backend);
+    linger(stream.has_work);
+    stream.has_work = false;
+    if (device_of(backend->device).queue == NO_STREAM) { // else only an answer says what is done
+        synchronize(stream.number);
+    }
+}
+
+// Within a device, as CUDA: in the stream of the source, and the other one waits for it.
+static bool stream_copy(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * src, ggml_tensor * dst) {
+    const device_context & device = device_of(to->device);
+    if (!is_stream(from) || from->device != to->device || !is_of(src, device) || !is_of(dst, device)) {
+        return false;
+    }
+    const int own   = stream_of(from).number;
+    const int other = stream_of(to).number;
+    move(copy_of(device, own, direction::on_device, src->data, dst->data, ggml_nbytes(src), dst));
+    tell([&](device_observer & o) {
+        if (own != other) {
+            const int event = n_events++;
+            o.on_record(event, own);
+            o.on_wait(event, other);
+        }
+    });
+    return true;
+}
+
+// As CUDA's and Vulkan's routers, which write the chosen experts alone: the rest of a ranking is garbage.
+static void hide_rankings(ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor * chosen = ggml_graph_node(graph, i);
+        const ggml_tensor * all    = chosen->view_src;
+        if (all && all->op == GGML_OP_ARGSORT && chosen->ne[0] < all->ne[0]) {
+            const size_t n_bytes = size_t(chosen->ne[0]) * sizeof(int32_t);
+            for (int64_t row = 0; row < ggml_nrows(all); row++) {
+                std::memset(static_cast<char *>(all->data) + size_t(row) * all->nb[1] + n_bytes, 0xff,
+                            all->nb[1] - n_bytes);
+            }
+        }
+    }
+}
+
+static ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    stream_context & stream = stream_of(backend);
+    stream.has_work         = true;
+    tell([&](device_observer & o) { o.on_compute(stream.number, graph); });
+    const ggml_status result = config.compute ? ggml_backend_graph_compute(stream.cpu, graph) : GGML_STATUS_SUCCESS;
+    if (config.fused_router && config.compute) {
+        hide_rankings(graph);
+    }
+    tell([&](device_observer & o) { o.on_computed(stream.number, graph); });
+    if (!config.async && !config.one_queue) {
+        synchronize(stream.number);
+    }
+    return result;
+}
+
+static int number_of(ggml_backend_event_t event) {
+    return int(reinterpret_cast<intptr_t>(event->context));
+}
+
+static void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    tell([&](device_observer & o) { o.on_record(number_of(event), stream_of(backend).number); });
+}
+
+static void event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
+    tell([&](device_observer & o) { o.on_wait(number_of(event), stream_of(backend).number); });
+}
+
+static ggml_backend_i stream_interface() {
+    ggml_backend_i i = {};
+    i.get_name       = stream_name;
+    i.free           = stream_free;
+    i.synchronize    = stream_synchronize;
+    i.graph_compute  = stream_compute;
+    if (config.async) {
+        i.set_tensor_async = stream_set;
+        i.get_tensor_async = stream_get;
+        i.cpy_tensor_async = stream_copy;
+    }
+    if (config.events) {
+        i.event_record = event_record;
+        i.event_wait   = event_wait;
+    }
+    return i;
+}
+
+static ggml_backend_t open_cpu() {
+    ggml_backend_dev_t cpu     = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_t     backend = ggml_backend_dev_init(cpu, nullptr);
+    const auto set = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu),
+                                                                                      "ggml_backend_set_n_threads");
+    set(backend, 1);
+    return backend;
+}
+
+int open_stream(const device_context & device) {
+    int number;
+    {
+        const std::lock_guard<std::mutex> lock(device_lock());
+        number = n_streams++;
+    }
+    tell([&](device_observer & o) { o.on_open(number, device.index); });
+    return number;
+}
+
+static ggml_backend_t init_stream(ggml_backend_dev_t dev, const char *) {
+    device_context & device = device_of(dev);
+    const int        number = device.queue != NO_STREAM ? device.queue : open_stream(device);
+    return new ggml_backend{ guid(), stream_interface(), dev, new stream_context{ number, open_cpu() } };
+}
+
+//
+// device
+//
+
+static const char * device_name(ggml_backend_dev_t dev) {
+    return device_of(dev).name.c_str();
+}
+
+static const char * device_description(ggml_backend_dev_t) {
+    return "modelled device";
+}
+
+static void device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+    const std::lock_guard<std::mutex> lock(device_lock());
+    *free  = config.memory - device_of(dev).used;
+    *total = config.memory;
+}
+
+static enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_GPU;
+}
+
+static void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props             = {};
+    props->name        = device_name(dev);
+    props->description = device_description(dev);
+    props->type        = device_type(dev);
+    device_memory(dev, &props->memory_free, &props->memory_total);
+    props->caps.async       = config.async;
+    props->caps.host_buffer = config.host_buffer;
+    props->caps.events      = config.events;
+}
+
+static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t dev) {
+    return &device_of(dev).memory;
+}
+
+static ggml_backend_buffer_type_t device_host_type(ggml_backend_dev_t dev) {
+    return config.host_buffer ? &device_of(dev).host : nullptr;
+}
+
+static bool device_supports(ggml_backend_dev_t, const ggml_tensor * op) {
+    return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+}
+
+static bool device_supports_memory(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    return buft == &device_of(dev).memory;
+}
+
+// As CUDA: weights of the host are copied for many rows.
+static bool device_offloads(ggml_backend_dev_t, const ggml_tensor * op) {
+    const int64_t n_rows = op->op == GGML_OP_MUL_MAT_ID ? op->ne[2] : op->ne[1];
+    return op->op != GGML_OP_GET_ROWS && n_rows >= 32;
+}
+
+static ggml_backend_event_t event_new(ggml_backend_dev_t dev) {
+    const std::lock_guard<std::mutex> lock(device_lock());
+    return new ggml_backend_event{ dev, reinterpret_cast<void *>(intptr_t(n_events++)) };
+}
+
+static void event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
+    delete event;
+}
+
+static void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t event) {
+    tell([&](device_observer & o) { o.on_event_synchronize(number_of(event)); });
+}
+
+ggml_backend_device_i device_interface() {
+    ggml_backend_device_i i = {};
+    i.get_name              = device_name;
+    i.get_description       = device_description;
+    i.get_memory            = device_memory;
+    i.get_type              = device_type;
+    i.get_props             = device_props;
+    i.init_backend          = init_stream;
+    i.get_buffer_type       = device_buffer_type;
+    i.get_host_buffer_type  = device_host_type;
+    i.supports_op           = device_supports;
+    i.supports_buft         = device_supports_memory;
+    i.offload_op            = device_offloads;
+    if (config.events) {
+        i.event_new         = event_new;
+        i.event_free        = event_free;
+        i.event_synchronize = event_synchronize;
+    }
+    return i;
+}
+
+} // namespace modelled

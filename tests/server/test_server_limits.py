@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""Full contexts, answers of a bad form, and templates that refuse: an answer or status 400, never 500."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import PROMPT, Answer, Server, serving
+from test_server_openai import TEMPLATE, WEATHER
+
+BEGUN = '<tool_call>\n{"name": "f", '
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--pools", "4M", "--threads", 1, "--chat-template-file", TEMPLATE)
+    with serving(tiny_gguf, tmp_path_factory.mktemp("limits") / "log", *options) as server:
+        yield server
+
+
+def _long_answers(server: Server, lengths: list[int], n: int, **options: object) -> list[Answer]:
+    """Answers of n tokens to prompts of these lengths, all at once."""
+
+    def ask(length: int) -> Answer:
+        prompt = [3 + i * 7919 % 250 for i in range(length)]
+        body = {"prompt": prompt, "n_predict": n, "ignore_eos": True, "temperature": 0, **options}
+        return server.request("/completion", body)
+
+    with ThreadPoolExecutor(len(lengths)) as pool:
+        return list(pool.map(ask, lengths))
+
+
+@pytest.mark.parametrize(
+    "lengths", [[74, 74], [74, 74, 74, 74], [400, 400, 20, 20], [500, 20, 20, 20], [200, 300]]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_fill_the_shared_context_all_get_answers(
+    shared: Server, lengths: list[int], stream: bool
+) -> None:
+    alone = shared.complete(n=64, ignore_eos=True)
+    for answer in _long_answers(shared, lengths, 350, stream=stream):
+        assert answer.status == 200
+        assert "error" not in answer.text
+        last = answer.text.splitlines()[-2].removeprefix("data: ") if stream else answer.text
+        assert json.loads(last)["stop_type"] == "limit"
+        assert json.loads(last)["tokens_predicted"] > 0
+    assert shared.busy_slots() == 0
+    assert shared.complete(n=64, ignore_eos=True) == alone  # nothing of the others is left
+
+
+def test_the_others_texts_stay_when_the_longest_answer_ends(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "4M") as server:
+        (alone,) = _long_answers(server, [60], 350)
+        for _ in range(5):  # on a busy machine one may have ended before the other begins
+            answers = [each.json for each in _long_answers(server, [60, 120], 350)]
+            were_cut = {each["tokens_predicted"] < 350 for each in answers}
+            if True in were_cut:
+                break
+        assert were_cut == {True, False}
+        assert answers[0]["content"] == alone.json["content"]
+
+
+def test_several_answers_to_one_prompt_share_its_cells(shared: Server) -> None:
+    body = {"prompt": [65] * 200, "max_tokens": 20, "n": 4, "temperature": 0, "ignore_eos": True}
+    answer = shared.request("/v1/completions", body)
+    assert answer.status == 200, answer.text
+    texts = [each["text"] for each in answer.json["choices"]]
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+
+
+def test_a_full_context_is_shifted(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--pools", "4M", "--context-shift", "--parallel", 1)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+        (answer,) = _long_answers(server, [100], 900)
+        assert answer.json["tokens_predicted"] == 900
+        assert answer.json["truncated"]
+        assert server.complete(n=8) == server.complete(n=8)
+
+
+def test_short_requests_after_one_as_long_as_the_context(shared: Server) -> None:
+    text = shared.complete(n=8)
+    (longest,) = _long_answers(shared, [511], 8)
+    assert longest.json["tokens_predicted"] == 1
+    assert shared.complete(n=8) == text
+    assert [each.status for each in _long_answers(shared, [512, 600], 8)] == [400, 400]
+    assert [each.status for each in _long_answers(shared, [40] * 6, 8)] == [200] * 6
+
+
+def _messages(last: str) -> dict[str, Any]:
+    question = {"role": "user", "content": PROMPT}
+    messages = [question, {"role": "assistant", "content": last}] if last else [question]
+    return {"messages": messages, "max_tokens": 8, "temperature": 0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "begun", [BEGUN, "<tool_call>", '<tool_call>\n{"name": "get_weather", "arguments": {']
+)
+def test_a_malformed_tool_call_is_content(shared: Server, begun: str, stream: bool) -> None:
+    body = {**_messages(begun), "tools": [WEATHER], "stream": stream}
+    answer = shared.request("/v1/chat/completions", body)
+    assert answer.status == 200, answer.text
+    assert "error" not in answer.text
+    assert '"finish_reason":"length"' in answer.text
+    assert shared.complete(n=1)
+
+
+def test_a_template_that_refuses_is_a_bad_request(tiny_gguf: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.content == 'x' %}{{ raise_exception('no such messages') }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "4M", "--chat-template-file", template) as server:
+        for path in ("/v1/chat/completions", "/apply-template"):
+            refused = server.request(path, {"messages": [{"role": "user", "content": "x"}]})
+            assert refused.status == 400, refused.text
+            assert "no such messages" in refused.error
+        assert server.request("/v1/chat/completions", _messages("")).status == 200

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""The real ollama client against `pyhobbit serve`: one model, and a folder of models."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+from servers import PROMPT, Server, running, serving, wait_until
+
+KEY = "secret"
+GREEDY = {"temperature": 0, "num_predict": 24}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("ollama") / "log"
+    lossy = ("--pools", "6M", "--t1", "0.3", "--t2", "0.9", "--strict")
+    with serving(tiny_gguf, log, *lossy, key=KEY) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[ollama.Client]:
+    with _client(server, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        yield client
+
+
+def _client(server: Server, **options: Any) -> ollama.Client:
+    """One that takes a new connection each time: on a slow machine the server closes idle ones meanwhile."""
+    return ollama.Client(server.url, limits=httpx.Limits(max_keepalive_connections=0), **options)
+
+
+def _chat(client: ollama.Client, **options: object) -> str:
+    messages = [{"role": "user", "content": PROMPT}]
+    return client.chat("tiny", messages, options={**GREEDY, **options}).message.content or ""
+
+
+def test_both_names_are_listed(client: ollama.Client) -> None:
+    assert [each.model for each in client.list().models] == ["tiny", "tiny-exact"]
+    assert [each.model for each in client.ps().models] == ["tiny"]
+    (first, *_) = client.list().models
+    assert first.size
+    assert first.size > 10_000_000
+
+
+def test_a_model_is_described(client: ollama.Client) -> None:
+    shown = client.show("tiny:latest")
+    assert shown.details
+    assert shown.details.format == "gguf"
+    assert shown.capabilities is not None
+    assert "completion" in shown.capabilities
+    assert shown.modelinfo
+    assert shown.modelinfo["hobbit.context_length"] == 512
+    with pytest.raises(ollama.ResponseError, match="model 'other' not found"):
+        client.show("other")
+
+
+def test_a_chat_streams_the_text_that_it_gives_whole(client: ollama.Client) -> None:
+    whole = client.chat("tiny", [{"role": "user", "content": PROMPT}], options=GREEDY)
+    assert whole.message.content
+    assert (whole.done, whole.done_reason, whole.eval_count) == (True, "length", 24)
+    assert whole.prompt_eval_count
+    assert whole.eval_duration
+    pieces = list(client.chat("tiny", [{"role": "user", "content": PROMPT}], options=GREEDY, stream=True))
+    assert len(pieces) > 10
+    assert "".join(each.message.content or "" for each in pieces) == whole.message.content
+    assert [each.done for each in pieces] == [*[False] * (len(pieces) - 1), True]
+    assert pieces[-1].eval_count == 24
+
+
+def test_raw_prompts_are_completed(client: ollama.Client, server: Server) -> None:
+    whole = client.generate("tiny", PROMPT, raw=True, options={**GREEDY, "cache_prompt": False})
+    assert whole.response == server.complete(n=24)
+    pieces = client.generate("tiny", PROMPT, raw=True, options={**GREEDY, "cache_prompt": False}, stream=True)
+    assert "".join(each.response for each in pieces) == whole.response
+    templated = client.generate("tiny", PROMPT, system="Write code.", options=GREEDY)
+    assert templated.response
+    assert templated.prompt_eval_count
+    assert whole.prompt_eval_count
+    assert templated.prompt_eval_count > whole.prompt_eval_count
+
+
+def test_a_schema_is_kept(client: ollama.Client) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}
+    answer = client.chat("tiny", [{"role": "user", "content": "n"}], format=schema, options=GREEDY)
+    assert (answer.message.content or "").replace(" ", "").replace("\n", "") == '{"n":7}'
+
+
+def test_the_second_name_is_lossless(client: ollama.Client, server: Server) -> None:
+    def low(model: str) -> int:
+        before = server.cache()["selections_low"]
+        client.generate(model, PROMPT, raw=True, options={**GREEDY, "cache_prompt": False})
+        return server.cache()["selections_low"] - before
+
+    assert low("tiny") > 0
+    assert low("tiny-exact") == 0
+    body = {"prompt": PROMPT, "max_tokens": 8, "model": "tiny-exact"}
+    before = server.cache()["selections_low"]
+    assert server.request("/v1/completions", body).status == 200
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "model": "tiny-exact"}
+    assert server.request("/v1/messages", chat).status == 200
+    assert server.cache()["selections_low"] == before  # in OpenAI's and Anthropic's API, too
+    assert server.request("/v1/completions", {**body, "model": "tiny"}).status == 200
+    assert server.cache()["selections_low"] > before
+
+
+def test_tool_calls_go_there_and_back(client: ollama.Client) -> None:
+    call = {"function": {"name": "read", "arguments": {"path": "x"}}}
+    messages = [
+        {"role": "user", "content": "Read x."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "text of x", "tool_name": "read"},
+    ]
+    parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
+    answer = client.chat("tiny", messages, tools=tools, options={"temperature": 0, "num_predict": 8})
+    assert answer.done
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}], "keep_alive": "soon"}, "keep_alive must be"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "context"),
+        ({"messages": 3}, ""),
+        (b"{", ""),
+    ],
+)
+def test_errors_are_sentences(server: Server, body: object, said: str) -> None:
+    answer = server.request("/api/chat", body if isinstance(body, bytes) else {"model": "tiny", **body})  # type: ignore[dict-item]
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert said in (error if isinstance(error, str) else error["message"])
+    assert server.request("/health").status == 200
+
+
+def test_an_idle_model_is_unloaded_by_keep_alive(tiny_gguf: Path, tmp_path: Path) -> None:
+    with (
+        serving(tiny_gguf, tmp_path / "log", "--pools", "6M") as server,
+        _client(server) as client,
+    ):
+        text = _chat(client)
+        assert client.ps().models
+        done = client.generate("tiny", keep_alive=0)
+        assert (done.done, done.done_reason) == (True, "unload")
+        wait_until(lambda: not client.ps().models)
+        assert [each.model for each in client.list().models] == ["tiny", "tiny-exact"]
+        assert client.generate("tiny", keep_alive=-1).done  # asks to stay
+        assert _chat(client, cache_prompt=True) == text  # without keep_alive: the server decides
+        time.sleep(2.5)
+        assert client.ps().models
+
+
+def test_the_models_of_a_folder_answer_by_name(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.gguf").symlink_to(tiny_gguf)
+    command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, "--ctx-size", 512]
+    with running(command, tmp_path / "log") as server, _client(server) as client:
+        assert [each.model for each in client.list().models] == ["a", "a-exact", "b", "b-exact"]
+        assert not client.ps().models
+        texts = [
+            client.generate(name, PROMPT, raw=True, options=GREEDY).response
+            for name in ("a", "b:latest", "b-exact")
+        ]
+        assert len(set(texts)) == 1
+        assert [each.model for each in client.ps().models] == ["b"]
+        pieces = list(client.chat("b", [{"role": "user", "content": PROMPT}], options=GREEDY, stream=True))
+        assert pieces[-1].done
+        assert client.generate("b", keep_alive=0).done_reason == "unload"
+        wait_until(lambda: not client.ps().models)
+        with pytest.raises(ollama.ResponseError):
+            client.chat("c", [{"role": "user", "content": PROMPT}])

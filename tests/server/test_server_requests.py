@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Requests of several clients: memory of their bodies, clients that leave, passes that others wait for."""
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import models
+import pytest
+from servers import PROMPT, Server, serving
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(not models.stock_dir().exists(), reason="needs make stock"),
+]
+
+_MIB = 1 << 20
+_LIMIT = 200 * _MIB
+_CONTEXT = 8192
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of 150 MB, of which a fourth fits in the cache."""
+    path = tmp_path_factory.mktemp("requests") / "model.gguf"
+    size = ("--layers", 6, "--experts", 64, "--used", 8, "--embd", 512, "--heads", 8, "--heads-kv", 2)
+    types = ("--ff", 512, "--experts-type", "q4_0", "--dense-type", "q4_0", "--ctx", _CONTEXT)
+    command = [sys.executable, models.ROOT / "tests/random_moe.py", "--arch", "qwen3moe", *size, *types]
+    lib_dir = models.stock_dir()
+    subprocess.run(list(map(str, [*command, "--lib-dir", lib_dir, "-o", path])), check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    """With four slots and a bound on the memory of the process."""
+    limit = ("--memory", _LIMIT, "--ctx-size", _CONTEXT, "--parallel", 4, "--batch", 1024)
+    with serving(model, model.with_suffix(".log"), *limit) as running:
+        yield running
+
+
+@contextmanager
+def _asked(server: Server, **body: object) -> Iterator[http.client.HTTPConnection]:
+    """A request that has been sent; leaving closes its connection."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=300)) as connection:
+        text = json.dumps({"temperature": 0, "ignore_eos": True, **body})
+        connection.request("POST", "/completion", text, {"Content-Type": "application/json"})
+        yield connection
+
+
+def _seconds_until(condition: "object", timeout: float = 60) -> float:
+    start = time.monotonic()
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() - start < timeout
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def _many(count: int, piece: str, head: str = '{"n_predict": 1, "prompt": "a", "x": [') -> bytes:
+    return f"{head}{','.join([piece] * count)}]}}".encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "statuses"),
+    [
+        pytest.param(_many(1_200_000, '""'), {413}, id="longer than any"),
+        pytest.param(_many(300_000, "1"), {413}, id="numbers"),
+        pytest.param(_many(100_000, "[1]"), {413}, id="arrays"),
+        pytest.param(_many(20_000, '""'), {200}, id="texts"),
+        pytest.param(_many(1, f'"{"a" * 900_000}"'), {200}, id="one text"),
+        pytest.param(_many(3000, '"a"', '{"n_predict": 1, "prompt": ['), {400}, id="prompts"),
+        pytest.param(_many(100_000, "1", '{"n_predict": 1, "prompt": ['), {413}, id="tokens"),
+        pytest.param(
+            _many(1, f'["{"def f(x): " * 40_000}", 1]', '{"prompt": "a", "logit_bias": ['), {413}, id="bias"
+        ),
+    ],
+)
+def test_large_bodies_at_once_stay_within_the_memory(server: Server, body: bytes, statuses: set[int]) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _number: server.request("/completion", body), range(6)))
+    assert {answer.status for answer in answers} == statuses
+    for answer in answers:
+        assert answer.status == 200 or "memory" in answer.error or "at most 256" in answer.error
+    assert server.peak() <= _LIMIT + 8 * _MIB
+
+
+def test_biases_of_long_texts_at_once_stay_within_the_memory(server: Server) -> None:
+    text = "def f(x): " * 4000
+    one = {"prompt": "a", "n_predict": 1, "logit_bias": [[text, 0.5]]}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(server.request, ["/completion"] * 8, [one] * 8))
+    assert {answer.status for answer in answers} == {200}
+    assert len(answers[0].text) < 20_000  # not repeated
+    assert server.request("/completion", {**one, "logit_bias": [[text, 0.5]] * 2}).status == 400
+    assert server.peak() <= _LIMIT + 8 * _MIB
+
+
+def test_many_messages_stay_within_the_memory(server: Server) -> None:
+    messages = [{"role": "user", "content": "a b"}] * 150_000
+    for n, status in ((150_000, 413), (800, 200)):
+        body = {"max_tokens": 1, "messages": messages[:n]}
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(server.request, ["/v1/chat/completions"] * 4, [body] * 4))
+        assert {answer.status for answer in answers} <= {status, 400}  # or longer than the context
+    assert server.peak() <= _LIMIT + 8 * _MIB
+
+
+def test_a_small_request_is_not_behind_a_large_one(server: Server) -> None:
+    """A large body holds memory while it is read, not while its answer is computed."""
+    padding = "x" * 700_000
+    with _asked(server, prompt=PROMPT, n_predict=3500, padding=padding):
+        _seconds_until(lambda: server.busy_slots() == 1)
+        with _asked(server, prompt=PROMPT, n_predict=3500, stream=True, padding=padding) as other:
+            assert other.getresponse().status == 200
+            assert server.complete(n=1)
+            assert server.busy_slots() == 2
+    _seconds_until(lambda: server.busy_slots() == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_pass(model: Path, tmp_path: Path, stream: bool) -> None:
+    n = 8000
+    options = ("--pools", "40M", "--ctx-size", _CONTEXT, "--parallel", 1, "--batch", n)
+    with serving(model, tmp_path / "log", *options) as server:
+        text = server.complete(n=8)
+        tokens = [3 + i * 7919 % 250 for i in range(n)]
+        before = server.cache()["layers_computed"]
+        with _asked(server, prompt=tokens, n_predict=1, stream=stream):
+            _seconds_until(lambda: server.cache()["layers_computed"] > before)
+        with _asked(server, prompt=tokens, n_predict=64, stream=stream):
+            pass  # waits for the slot, and is never computed
+        _seconds_until(lambda: server.busy_slots() == 0)
+        layers = server.cache()["layers_computed"] - before
+        assert layers < 6, "the pass was computed to its end"
+        time.sleep(1)
+        assert server.cache()["layers_computed"] - before == layers
+        assert server.complete(n=8) == text  # nothing of it is left
+
+
+def test_a_request_that_waits_for_a_slot_has_its_headers(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path / "log", "--pools", "40M", "--parallel", 1, "--ctx-size", 2048) as server:
+        with (
+            _asked(server, prompt=PROMPT, n_predict=2000),
+            _asked(server, prompt=PROMPT, n_predict=1, stream=True) as other,
+        ):
+            assert other.getresponse().status == 200
+            assert server.busy_slots() == 1
+        too_long = server.request("/completion", {"prompt": [65] * 2048, "stream": True})
+        assert (too_long.status, too_long.json["error"]["n_ctx"]) == (400, 2048)
+
+
+def _intervals(server: Server, begins: threading.Event) -> list[float]:
+    """Seconds between the tokens of an answer, which is read for 300 tokens from then on."""
+    times = list[float]()
+    with _asked(server, prompt=PROMPT, n_predict=4000, stream=True) as connection:
+        lines = iter(connection.getresponse().readline, b"")
+        n_left = 300
+        while n_left:
+            if next(lines).startswith(b"data:"):
+                times.append(time.monotonic())
+                n_left -= begins.is_set()
+    return [after - before for before, after in pairwise(times)]
+
+
+def _reading(server: Server, n: int) -> list[dict[str, int]]:
+    """Progress with prompts of n tokens."""
+    return [each for each in server.cache()["reading"] if each["tokens_all"] == n]
+
+
+def test_an_answer_goes_on_while_a_long_prompt_is_read(model: Path, tmp_path: Path) -> None:
+    options = ("--pools", "40M", "--ctx-size", _CONTEXT, "--parallel", 2, "--batch", 4096)
+    with serving(model, tmp_path / "log", *options) as server, ThreadPoolExecutor(1) as pool:
+        begins = threading.Event()
+        answer = pool.submit(_intervals, server, begins)
+        _seconds_until(lambda: server.busy_slots() == 1)
+        tokens = [3 + i * 7919 % 250 for i in range(4000)]
+        with _asked(server, prompt=tokens, n_predict=1) as other:
+            _seconds_until(lambda: _reading(server, 4000))
+            begins.set()
+            (reading,) = _reading(server, 4000)
+            assert reading["tokens_pass"] == 512
+            assert 0 <= reading["layers"] <= reading["layers_all"] == 6
+            answered = json.loads(other.getresponse().read())
+        beside = sorted(answer.result())
+        assert answered["timings"]["prompt_n"] == 4000
+        assert sum(each > beside[-1] / 4 for each in beside) <= 0.05 * len(beside) + 1  # rare pauses
+        ends = "request ends: 4000 tokens read at"
+        _seconds_until(lambda: ends in (tmp_path / "log").read_text())
