@@ -150,6 +150,7 @@ def test_an_idle_model_is_unloaded_by_keep_alive(tiny_gguf: Path, tmp_path: Path
         assert (done.done, done.done_reason) == (True, "unload")
         wait_until(lambda: not client.ps().models)
         assert [each.model for each in client.list().models] == ["tiny", "tiny-exact"]
+        assert server.complete(n=2)  # though it would sleep again at once
         assert client.generate("tiny", keep_alive=-1).done  # asks to stay
         assert _chat(client, cache_prompt=True) == text  # without keep_alive: the server decides
         time.sleep(2.5)
