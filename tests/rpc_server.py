@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ports import free_port
+
 
 @contextlib.contextmanager
 def running(lib_dir: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The address of a server, HOST:PORT, and its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with subprocess.Popen([sys.executable, __file__, lib_dir, str(port)]) as process:
         try:
             _wait_for(port)
@@ -26,7 +26,7 @@ def running(lib_dir: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 def _wait_for(port: int) -> None:
-    for _ in range(600):
+    for _ in range(1200):
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
             return
         time.sleep(0.1)

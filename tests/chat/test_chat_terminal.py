@@ -432,9 +432,7 @@ def test_what_is_no_terminal_gets_the_answers_alone(chat_gguf: Path, tmp_path: P
         command, stdin=side, stdout=subprocess.PIPE, stderr=side, cwd=tmp_path, env=environment
     ) as process:
         os.close(side)
-        os.write(main, b"write a function\r")
-        time.sleep(0.1)
-        os.write(main, b"/stats\r/exit\r")
+        os.write(main, b"write a function\r/stats\r/exit\r")
         seen = b""
         while b"generated token" not in seen:
             seen += os.read(main, 4096)

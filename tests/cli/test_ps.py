@@ -5,8 +5,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from conftest import RunPyhobbit
+from servers import wait_until
 
 from pyhobbit.cli.ps import _command, _model
 from pyhobbit.cli.server_flags import SERVER
@@ -15,14 +17,16 @@ from pyhobbit.cli.server_flags import SERVER
 def test_a_running_command_is_listed(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     """A chat that waits for its prompt on standard input; its model has to exist."""
     command = [sys.executable, "-m", "pyhobbit", "chat", str(tiny_gguf), "--file", "-"]
+
+    def listed() -> dict[int, dict[str, Any]]:
+        return {each["pid"]: each for each in json.loads(run_pyhobbit("ps", "--json").stdout)}
+
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        listed = json.loads(run_pyhobbit("ps", "--json").stdout)
-        (found,) = [each for each in listed if each["pid"] == process.pid]
+        wait_until(lambda: listed().get(process.pid, {"memory": 0})["memory"] > 1 << 20)  # it has begun
+        found = listed()[process.pid]
         assert (found["command"], found["model"]) == ("chat", str(tiny_gguf))
-        assert found["memory"] > 1 << 20
         process.kill()
-    listed = json.loads(run_pyhobbit("ps", "--json").stdout)
-    assert process.pid not in [each["pid"] for each in listed]
+    assert process.pid not in listed()
 
 
 def test_commands_are_known_by_their_arguments() -> None:

@@ -50,7 +50,7 @@ def _run(command: str, environment: dict[str, str]) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout + done.stderr

@@ -31,9 +31,10 @@ def _calibrator(model: Path) -> Path | None:
 
 
 def _state(process: Path | None) -> str:
-    if process is None or not process.exists():
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] if process else ""
+    except OSError:  # it has ended
         return ""
-    return (process / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _wait_until(condition: Callable[[], bool], log: Path) -> None:

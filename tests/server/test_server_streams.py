@@ -64,7 +64,6 @@ def test_a_page_that_is_loaded_again_goes_on_reading(server: Server) -> None:
     before = server.cache()["layers_computed"]
     with _stream(server, PROMPT, LONG_ANSWER) as answer:
         first = answer.readline()
-    time.sleep(1)
     with _request(server, "GET", f"/v1/stream?conv_id={_PAGE}") as again:
         assert again.readline() == first
         end = time.monotonic() + _UNREAD_S + 1

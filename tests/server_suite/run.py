@@ -8,7 +8,6 @@ test fails with ours and passes with stock. Needs `make build stock` and the pac
 import argparse
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ sys.path.insert(0, str(TESTS))
 
 import models  # noqa: E402
 import offline  # noqa: E402
+from ports import free_port  # noqa: E402
 
 SUITE = "tools/server/tests"  # in llama.cpp's sources
 MODEL = "tiny.gguf"
@@ -71,14 +71,11 @@ def run_pytest(
 
 def run_suite(server: Path, folder: Path, selection: list[str]) -> dict[str, Result]:
     """Runs the suite in a folder that prepare() has made, with a build of llama-server."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     environment = {
         **os.environ,
         "LLAMA_SERVER_BIN_PATH": str(server),
         "PYTHONPATH": str(Path(__file__).parent),
-        "PORT": str(port),
+        "PORT": str(free_port()),
     }
     options = ["-p", "offline", f"{offline.OPTION}={folder / MODEL}", "-m", "not slow", *selection]
     return run_pytest(options, folder, cwd=folder / SUITE, environment=environment)
