@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from pyhobbit.errors import ConfigError, HobbitError
     from pyhobbit.hobbit.hobbit import Hobbit
     from pyhobbit.hobbit.text_drafts import TextDrafts
-    from pyhobbit.quality.report import CalibrationReport
     from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, parse_size
 
 __all__ = [
     "Beam",
     "CacheConfig",
     "CacheStats",
-    "CalibrationReport",
     "ConfigError",
     "Engine",
     "EngineConfig",
@@ -44,7 +42,6 @@ _MODULES = {
     "errors": ("ConfigError", "HobbitError"),
     "hobbit.hobbit": ("Hobbit",),
     "hobbit.text_drafts": ("TextDrafts",),
-    "quality.report": ("CalibrationReport",),
     "engine.stats": ("CacheStats", "ModelInfo", "Stats"),
 }
 

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
@@ -32,15 +31,12 @@ from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_co
 from pyhobbit.hobbit.text_drafts import TextDrafts
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
-from pyhobbit.native.files import read_text
-from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 from pyhobbit.settings.papers import settings_of
 from pyhobbit.settings.table import OPTIONS
 
 if TYPE_CHECKING:
     from llama_cpp import Llama, LlamaState
-
-    from pyhobbit.quality.report import CalibrationReport
 
     class _Llama(Llama):
         """Says Any where Llama says that an answer may be an iterator, which nobody could index."""
@@ -418,52 +414,6 @@ class Hobbit(CachedModel, _Llama):
     def info(self) -> ModelInfo:
         """Figures of the opened model."""
         return self._loaded.info(self.n_ctx(), self.n_threads, self.cache_config.memory)
-
-    def calibrate(
-        self,
-        text_file: str | os.PathLike[str],
-        *,
-        max_ppl_increase: float | None = None,
-        max_kl: float | None = None,
-        max_chunks: int | None = None,
-        n_ctx: int | None = None,
-        minutes: float | None = None,
-    ) -> "CalibrationReport":
-        """Fits thresholds and cache to a text, stores them beside the model and goes on with them.
-
-        text_file: text like that which the model will meet.  max_ppl_increase: bound on the relative increase
-        of perplexity, 0.01 for 1 %.  max_kl: bound on the mean Kullback-Leibler divergence, in nats. With
-        neither, 1 % of perplexity.  max_chunks: parts of the text that are used, 32 by default.  n_ctx:
-        tokens of a part, 512 by default.  minutes: a short calibration of the rule price, of 4 parts.
-
-        Settings given when the model was opened come before those that were found. Meanwhile the model is
-        closed, for the memory, and then opened anew: the KV cache and the counters are empty, a trace has
-        ended. Progress is on standard error. Raises HobbitError: a dense model, a text that is too short.
-        """
-        from pyhobbit.quality.calibration import calibrate  # takes some time
-
-        _ = self._model
-        read_text(Path(text_file))  # raises before the model is closed
-        own = self.cache_config
-        pools = own.pools if own.memory is None else None  # with both, these are a device's
-        cache = CacheConfig(memory=own.memory, pools=pools, sidecar=own.sidecar)
-        config = CalibrationConfig(
-            engine=EngineConfig(cache=cache, n_ctx=n_ctx, n_threads=self.n_threads, verbose=self.verbose),
-            max_ppl_increase=max_ppl_increase,
-            max_kl=max_kl,
-            max_chunks=max_chunks,
-            minutes=minutes,
-        )
-        prompt_cache = self.cache
-        self.close()
-        try:
-            report = calibrate(Path(self.model_path), Path(text_file), config)
-            report.calibration.write(Path(self.model_path))
-        finally:
-            again = {**self.__getstate__(), "cache": replace(own, trace=None)}
-            self.__init__(**again)  # type: ignore[misc] # a second trace would be written over the first
-            self.set_cache(prompt_cache)
-        return report
 
     @classmethod
     def from_pretrained(

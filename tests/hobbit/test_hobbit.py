@@ -27,7 +27,6 @@ from pyhobbit import (
     SamplingConfig,
 )
 from pyhobbit.errors import ContextError
-from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.ffi import llama
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.table import OPTIONS
@@ -386,36 +385,6 @@ def test_hobbit_and_engine_count_alike(tiny_gguf: Path) -> None:
     assert counted[0] == counted[1]
     assert counted[0]["generated_tokens"] == 12
     assert counted[0]["prompt_tokens"] > counted[0]["prompt_tokens_evaluated"]
-
-
-def test_a_calibrated_model_goes_on_with_what_was_found(tiny_gguf: Path, tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.symlink_to(tiny_gguf)
-    trace = tmp_path / "trace.csv"
-    with open_model(path, trace=trace) as model:
-        text_of(model)
-        prompts = llama.LlamaRAMCache()
-        model.set_cache(prompts)
-        assert model.info().t1 == 1
-        report = model.calibrate(models.TINY / "heldout.txt", max_kl=0.05, max_chunks=4, n_ctx=64)
-        assert calibration_path(path).exists()
-        assert model.info().price == report.calibration.price > 0
-        assert model.cache is prompts
-        model.set_cache(None)
-        assert text_of(model)
-        assert model.stats().cache.selections_low > 0
-        report = model.calibrate(models.TINY / "heldout.txt", max_kl=0.05, minutes=0.01, n_ctx=64)
-        assert model.info().price == report.calibration.price > 0
-        short = tmp_path / "short.txt"
-        short.write_text("too little")
-        with pytest.raises(HobbitError, match="too short"):
-            model.calibrate(short)
-        whole = model.ctx
-        with pytest.raises(HobbitError, match=r"none.txt cannot be read: No such file"):
-            model.calibrate(tmp_path / "none.txt")
-        assert model.ctx == whole  # it was not closed
-        assert text_of(model)
-    assert read_trace(trace).n_decoded > 0  # tokens of the text before calibrating
 
 
 def test_every_setting_of_the_cache_is_a_keyword(tiny_gguf: Path) -> None:

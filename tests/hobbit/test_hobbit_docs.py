@@ -19,7 +19,6 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"
 
 def test_the_examples_run_one_after_the_other(tiny_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(tiny_gguf)
-    (tmp_path / "my.txt").symlink_to(models.TINY / "heldout.txt")
     done = subprocess.run(
         [sys.executable, "-P", "-c", "".join(EXAMPLES)],
         cwd=tmp_path,
@@ -28,9 +27,8 @@ def test_the_examples_run_one_after_the_other(tiny_gguf: Path, tmp_path: Path) -
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 6
     assert "the smallest that works is" in done.stdout
-    assert (tmp_path / "model.calibration.gguf").exists()
 
 
 def test_everything_public_says_what_it_is() -> None:
@@ -57,6 +55,6 @@ def test_the_reference_is_built(tmp_path: Path) -> None:
     page = (tmp_path / "pyhobbit.html").read_text(encoding="utf-8")
     for name in pyhobbit.__all__:
         assert f'id="{name}"' in page
-    for name in ("calibrate", "from_pretrained", "set"):
+    for name in ("from_pretrained", "set"):
         assert f'id="Hobbit.{name}"' in page
     assert 'href="llama_cpp/llama.html#Llama.create_chat_completion"' in page

@@ -148,7 +148,6 @@ AFTER_CLOSE: dict[str, Callable[[Hobbit], object]] = {
     "model": lambda model: model.model,
     "stats": lambda model: model.stats(),
     "set": lambda model: model.set(t1=0.5, t2=0.9),
-    "calibrate": lambda model: model.calibrate("x"),
     "enter": lambda model: model.__enter__(),
 }
 
