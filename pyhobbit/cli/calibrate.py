@@ -39,16 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-ppl-increase", type=float, metavar="PERCENT", help=what)
     what = "limit on the mean KL divergence from the predictions in high precision"
     add("--max-kl", type=float, metavar="NATS", help=what)
-    default, least = CalibrationConfig.default_chunks, CalibrationConfig.min_checked
-    what = f"most parts of the text, half of which check the limit (default: {default}; --minutes: {least})"
-    add("--chunks", type=int, metavar="N", help=what)
-    what = "fit the rule price in about M minutes: costs come from one run, from more while time is left"
-    add("--minutes", type=float, metavar="M", help=what)
+    what = "most parts of the text, half of which check the limit (default: %(default)s)"
+    add("--chunks", type=int, default=CalibrationConfig.max_chunks, metavar="N", help=what)
     what = "precision rule to fit (default: gate and price; the one that reads less is stored)"
     add("--rule", choices=CalibrationConfig.all_rules, help=what)
-    default = CalibrationConfig.default_cost_chunks
-    what = f"parts of the text for the costs of low precision (default: {default}; with --minutes 1)"
-    add("--cost-chunks", type=int, metavar="N", help=what)
+    what = "parts of the text for the costs of low precision (default: %(default)s)"
+    add("--cost-chunks", type=int, default=CalibrationConfig.cost_chunks, metavar="N", help=what)
     what = f"tokens per part (default: {EvaluationConfig.default_n_ctx})"
     add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
@@ -69,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         max_chunks=args.chunks,
         rule=args.rule,
         cost_chunks=args.cost_chunks,
-        minutes=args.minutes,
     )
     from pyhobbit.quality.stored import fetch, published_name  # takes some time to import
 

@@ -6,7 +6,6 @@ import hashlib
 import math
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +16,16 @@ from tqdm import tqdm
 
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.expert_weights import ExpertWeights
-from pyhobbit.model.model_file import model_parts, read_model_file
+from pyhobbit.model.model_file import model_parts
 from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
-from pyhobbit.quality.costs import CostRuns, output_errors, static_costs
-from pyhobbit.quality.estimate import RUNS_PER_LAYER, estimate, n_cost_runs, told_once
+from pyhobbit.quality.costs import CostRuns, static_costs
+from pyhobbit.quality.estimate import estimate, n_cost_runs, told_once
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
-from pyhobbit.quality.output_error import OutputErrors
 from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport
-from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS, Bound, Trials
+from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
@@ -37,7 +34,6 @@ from pyhobbit.routing.trace import ROUTE
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 
 _MAX_ROUTES = 200_000  # replayed at once
-_MAX_INPUT_BYTES = 32 << 20  # bytes of routers' inputs
 _FAST = 4.0  # the limit of the quality fast, by the one that is given
 
 
@@ -45,8 +41,7 @@ _FAST = 4.0  # the limit of the quality fast, by the one that is given
 class _Known:
     """A model and a text, with everything in high precision.
 
-    n_fit: chunks that rules are fitted to; those after them check the result.  chunk_s: seconds of a chunk.
-    deadline: of calibrating in little time, on the clock of time.monotonic().
+    n_fit: chunks that rules are fitted to; those after them check the result.
     """
 
     info: ModelInfo
@@ -56,8 +51,6 @@ class _Known:
     seen: Observations
     bound: Bound
     memo: Measurements
-    chunk_s: float
-    deadline: float
 
     @property
     def n_tokens(self) -> int:
@@ -107,14 +100,13 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     The same text gives the same result. Raises HobbitError: a dense model, a text that is too short, a bound
     on what low precision costs for a file without a low tier, no place to store what is found.
     """
-    deadline = time.monotonic() + 60 * (config.minutes or 0.0)
     content = read_text(text)
     Calibration.check_place(model)
     found = _Found()
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks)
-        known = _know(evaluator, chunks, memo, config, deadline)
+        known = _know(evaluator, chunks, memo, config)
         if "gate" in config.rules or not known.has_low:
             _try_gate(evaluator, known, found)
     if known.has_low:
@@ -123,7 +115,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
         with Evaluator(model, EvaluationConfig(engine=config.engine, rule=rule)) as evaluator:
             _try_low_alone(evaluator, known, found)
             if by_price:
-                _try_price(evaluator, known, found, config, model)
+                _try_price(evaluator, known, found, config)
     report = _report(model, config, known, found)
     memo.finish()
     return report
@@ -144,7 +136,7 @@ def _chunks(
             f"{text} is too short: it has {evaluator.count_tokens(content)} tokens and calibration needs "
             f"{config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
         )
-    n = min(len(chunks), config.n_chunks)
+    n = min(len(chunks), config.max_chunks)
     chunks = [chunks[i * len(chunks) // n] for i in range(n)]
     return [*chunks[::2], *chunks[1::2]] if config.n_check(n) else chunks  # those that check come last
 
@@ -165,16 +157,10 @@ def _measurements(evaluator: Evaluator, model: Path, content: str, chunks: list[
 
 
 def _know(
-    evaluator: Evaluator,
-    chunks: list[Chunk],
-    memo: Measurements,
-    config: CalibrationConfig,
-    deadline: float,
+    evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig
 ) -> _Known:
     told = told_once(lambda chunk_s: _say(estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
-    started = time.monotonic()
     reference, seen = profile(evaluator, chunks, told)
-    chunk_s = (time.monotonic() - started) / len(chunks)
     n_check = config.n_check(len(chunks)) if evaluator.has_low_tier else 0
     return _Known(
         info=evaluator.info,
@@ -184,8 +170,6 @@ def _know(
         seen=seen,
         bound=Bound.of(config, is_sure=n_check > 0),
         memo=memo,
-        chunk_s=chunk_s,
-        deadline=deadline,
     )
 
 
@@ -230,14 +214,11 @@ def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
     _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_gate(trials, bound, scores))
 
 
-def _try_price(
-    evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig, model: Path
-) -> None:
+def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig) -> None:
     """The evaluator's rule, which is price or edgemoe."""
     rule, seen = evaluator.rule, known.first(known.n_fit)
-    n = min(config.n_cost_chunks, known.n_fit)
+    n = min(config.cost_chunks, known.n_fit)
     chunks, part = known.chunks[:n], known.first(n)
-    errors = None if config.minutes is None else _output_errors(model, config, seen, known.info.n_experts)
     n_layers = len(seen.layers)
     n_experts_used = sum(np.unique(part.used(part.experts, i)).size for i in range(n_layers))
     n_runs = n_cost_runs(config, n_layers, n_experts_used)
@@ -246,38 +227,11 @@ def _try_price(
         if rule == "edgemoe":
             found.divergences = runs.by_expert()
             found.costs = static_costs(found.divergences)
-        elif errors is not None:
-            found.costs = _costs_in_time(runs, known, errors)
         else:
             found.costs = runs.by_layer()
         bar.total = bar.n
     costs = found.costs
     _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_price(trials, bound, costs, seen))
-
-
-def _output_errors(
-    model: Path, config: CalibrationConfig, seen: Observations, n_experts: int
-) -> np.ndarray | None:
-    """See costs.output_errors(); None where an expert's output is not known here."""
-    sidecar = config.engine.cache.sidecar
-    blocks = read_model_file(model, sidecar).blocks
-    with _bar("output errors", len(seen.layers), "layers") as bar:
-        sums = OutputErrors(ExpertWeights(model, sidecar), blocks, seen).sums(n_experts, bar.update)
-    if sums is None:
-        _say("the experts of this architecture cannot be computed here, so all costs are measured")
-        return None
-    return output_errors(sums, seen)
-
-
-def _costs_in_time(runs: CostRuns, known: _Known, errors: np.ndarray) -> Costs:
-    """Leaves the time that the search for the price takes, and its check."""
-    n_check = len(known.chunks) - known.n_fit
-    search_s = known.chunk_s * (known.n_fit * TYPICAL_TRIALS["price"] + n_check * TYPICAL_CHECKS)
-    run_s = known.chunk_s * len(runs.chunks)
-    last = known.deadline - search_s - RUNS_PER_LAYER * run_s
-    costs, n_measured = runs.refined(errors, lambda: time.monotonic() < last)
-    _say(f"the costs of {n_measured} of {len(errors)} layers are measured, the others come from one run")
-    return costs
 
 
 def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
@@ -359,7 +313,7 @@ def profile(
 
     Raises HobbitError.
     """
-    recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, _MAX_INPUT_BYTES)
+    recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, 0)
     with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(recorder):
 
         def progress(n_tokens: int) -> None:

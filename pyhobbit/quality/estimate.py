@@ -8,10 +8,7 @@ from pyhobbit.quality.evaluate import Evaluator, Progress
 from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS
 from pyhobbit.settings.config import CalibrationConfig, format_duration
 
-RUNS_PER_LAYER = 2
-"""That measure its costs."""
-
-_LEAST_LAYERS = 2  # whose costs are measured, the first and the last one
+_RUNS_PER_LAYER = 2  # that measure its costs
 _ENOUGH_S = 5.0  # seconds of chunks, for an estimate of the whole time
 
 
@@ -41,14 +38,12 @@ def estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibr
         n_check = config.n_check(n)
         n_trials = (n - n_check) * sum(TYPICAL_TRIALS[rule] for rule in config.rules)
         n_checks = n_check * TYPICAL_CHECKS * len(config.rules)
-        return chunk_s * (2 * n + n_trials + n_checks + min(n - n_check, config.n_cost_chunks) * n_costs)
+        return chunk_s * (2 * n + n_trials + n_checks + min(n - n_check, config.cost_chunks) * n_costs)
 
     time = format_duration(seconds(n_chunks))
     text = f"this takes about {time} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
     fewer = max(config.min_checked, n_chunks // 4)
-    if config.minutes is not None:
-        text += f" with the least costs; more of them are measured while {config.minutes:g} minutes last"
-    elif fewer < n_chunks:
+    if fewer < n_chunks:
         text += f"; --chunks {fewer} would take {format_duration(seconds(fewer))}"
     return f"{text}. Ctrl-C keeps what is measured."
 
@@ -57,5 +52,4 @@ def n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int
     """n_experts: of all layers."""
     if config.rule == "edgemoe":
         return n_experts
-    n_measured = n_layers if config.minutes is None else min(n_layers, _LEAST_LAYERS)
-    return RUNS_PER_LAYER * n_measured * ("price" in config.rules)
+    return _RUNS_PER_LAYER * n_layers * ("price" in config.rules)

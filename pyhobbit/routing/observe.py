@@ -100,7 +100,7 @@ class Observations:
 class Recorder:
     """An observer for runs of whole sequences, all of `sequence_length` tokens.
 
-    Routers' inputs are kept for evenly spaced tokens, as many as `max_input_bytes` allow.
+    Routers' inputs are kept for evenly spaced tokens, as many as `max_input_bytes` allow; 0: of none.
     """
 
     def __init__(self, n_sequences: int, sequence_length: int, n_layers: int, max_input_bytes: int) -> None:
@@ -114,13 +114,13 @@ class Recorder:
         """Takes one layer of one batch."""
         start = int(self._n_seen[event.layer])
         end = start + len(event.experts)
-        if event.router_input is not None and "inputs" not in self._arrays:
-            self._choose_stride(event.router_input.shape[1])
         for name in ("experts", "weights", "output_norms"):
             values = getattr(event, name)
             if values is not None:
                 self._array(name, values)[start:end, event.layer, : values.shape[1]] = values
-        if event.router_input is not None:
+        if event.router_input is not None and self._max_input_bytes:
+            if "inputs" not in self._arrays:
+                self._choose_stride(event.router_input.shape[1])
             kept = slice(-start % self._stride, None, self._stride)
             rows = slice(-(-start // self._stride), -(-end // self._stride))
             self._array("inputs", event.router_input)[rows, event.layer] = event.router_input[kept]

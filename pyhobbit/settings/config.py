@@ -363,28 +363,22 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: that are used; None: 32, or
-    with `minutes` 8.
+    """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: the most that are used.
 
     max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
     Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
     rule: "gate", "price" or "edgemoe"; None tries the first two and keeps the one that reads less.
-    cost_chunks: chunks on which costs are measured; None: 4, or 1 with `minutes`.  minutes: a short
-    calibration of the rule price; its costs come from one run, and are measured only as far as that time
-    allows.
+    cost_chunks: chunks on which costs are measured.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     max_ppl_increase: float | None = None
     max_kl: float | None = None
-    max_chunks: int | None = None
+    max_chunks: int = 32
     rule: str | None = None
-    cost_chunks: int | None = None
-    minutes: float | None = None
+    cost_chunks: int = 4
 
     default_ppl_increase: ClassVar[float] = 0.01
-    default_chunks: ClassVar[int] = 32
-    default_cost_chunks: ClassVar[int] = 4
     min_chunks: ClassVar[int] = 4
     min_checked: ClassVar[int] = 8  # from which on every second chunk checks what the others are fitted to
     min_n_ctx: ClassVar[int] = 3  # the last token is scored
@@ -399,36 +393,18 @@ class CalibrationConfig:
         for name, value in (("--max-ppl-increase", self.max_ppl_increase), ("--max-kl", self.max_kl)):
             _require(value is None or value >= 0, f"{name} is {value}; it must be 0 or more")
         _require(
-            self.n_chunks >= self.min_chunks,
-            f"--chunks is {self.n_chunks}; it must be at least {self.min_chunks}",
+            self.max_chunks >= self.min_chunks,
+            f"--chunks is {self.max_chunks}; it must be at least {self.min_chunks}",
         )
-        _require(self.n_cost_chunks > 0, f"--cost-chunks is {self.n_cost_chunks}; it must be positive")
+        _require(self.cost_chunks > 0, f"--cost-chunks is {self.cost_chunks}; it must be positive")
         names = ", ".join(self.all_rules)
-        if self.minutes is not None:
-            _require(0 < self.minutes < math.inf, f"--minutes is {self.minutes:g}; it must be positive")
-            is_price = self.rule in (None, "price")
-            _require(is_price, f"--minutes calibrates the rule price layer by layer: drop --rule {self.rule}")
         _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
-
-    @property
-    def n_chunks(self) -> int:
-        """Most chunks of the text."""
-        default = self.default_chunks if self.minutes is None else self.min_checked
-        return default if self.max_chunks is None else self.max_chunks
 
     def n_check(self, n_chunks: int) -> int:
         """How many of the chunks check; 0 where they are too few to state a confidence."""
         return n_chunks // 2 if n_chunks >= self.min_checked else 0
 
     @property
-    def n_cost_chunks(self) -> int:
-        """Chunks of the text for the costs."""
-        default = self.default_cost_chunks if self.minutes is None else 1
-        return default if self.cost_chunks is None else self.cost_chunks
-
-    @property
     def rules(self) -> tuple[str, ...]:
         """To try."""
-        if self.rule:
-            return (self.rule,)
-        return ("gate", "price") if self.minutes is None else ("price",)
+        return (self.rule,) if self.rule else ("gate", "price")
