@@ -21,7 +21,6 @@ class Arm:
     readahead_kb: of the model's disk, while the arm runs; None leaves it alone.
     tiers: opened with "high" precision alone, or by the thresholds of the run with a "low" tier beside it, or
     "priced" by the model's calibration.  settings: of hobbit.h.
-    reads: other threads read the model from the disk while it decodes (this package).
     n_batch: tokens of a prompt per pass; None leaves them to the arm's process (Job).
     """
 
@@ -32,7 +31,6 @@ class Arm:
     mmap: bool = False
     repack: bool = False
     readahead_kb: int | None = None
-    reads: bool = False
     tiers: Tiers = "high"
     settings: Mapping[str, Setting] = field(default_factory=dict)
     n_batch: int | None = None
@@ -53,10 +51,6 @@ ARMS = (
     Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", "stock", mmap=True, readahead_kb=128),
     Arm("stock-plain", "llama.cpp, all in memory, plain layouts", "stock", fits=True),
     ours("ours-resident", "expert cache that holds every expert", fits=True),
-    replace(
-        ours("ours-resident-reading", "as ours-resident, while the disk reads all it can", fits=True),
-        reads=True,
-    ),
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
     ours("ours", "expert cache, everything in high precision"),
     ours("ours-eq2", "expert cache, high and low precision by Eq. 2", "low"),

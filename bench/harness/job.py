@@ -18,7 +18,7 @@ class Job:
     lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
     their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
-    fits: every expert is brought into memory first.  reads: other threads read the model while it decodes.
+    fits: every expert is brought into memory first.
     prompts: their lengths.  n_batch: their tokens per pass; None takes what chat would take, and 512 for
     stock llama.cpp and on a device.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
@@ -34,7 +34,6 @@ class Job:
     mmap: bool = False
     repack: bool = False
     fits: bool = False
-    reads: bool = False
     n_threads: int = 1
     prompts: tuple[int, ...] = (16, 128, 512)
     n_batch: int | None = None

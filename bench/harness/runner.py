@@ -234,7 +234,6 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
         mmap=arm.mmap and limit is not None,
         repack=arm.repack and (limit is None or arm.build == "ours"),
         fits=limit is None if arm.fits is None else arm.fits,
-        reads=arm.reads,
         n_threads=config.n_threads or processor_cores(),
         prompts=config.prompts,
         n_batch=arm.n_batch,

@@ -10,13 +10,11 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,6 @@ from pyhobbit.settings.config import EngineConfig
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
-_READS_S = 0.25
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
@@ -246,8 +243,7 @@ def measure(job: Job) -> Measured:
     ttft_s, ttft_bytes, logits_crc = _first_tokens(session, sorted(job.prompts))
     decode(session, job.n_warm_up, job.seconds / 2)
     before, read_before = counters.stats(), bytes_from_disk()
-    with _reads_beside(job):
-        times = decode(session, job.n_tokens, job.seconds)
+    times = decode(session, job.n_tokens, job.seconds)
     read_bytes = bytes_from_disk() - read_before
     stats = _difference(counters.stats(), before)
     result = Measured(
@@ -270,29 +266,6 @@ def measure(job: Job) -> Measured:
     counters.close()
     session.close()
     return result
-
-
-@contextmanager
-def _reads_beside(job: Job) -> Iterator[None]:
-    """Reads of the model as the loader's, as many as the disk gives, if the job asks for them."""
-    if not job.reads:
-        yield
-        return
-    from bench.harness.system import disk_bandwidth  # with our libraries
-
-    ended = Event()
-
-    def read() -> None:
-        while not ended.is_set():
-            disk_bandwidth(Path(job.model), _READS_S)
-
-    reader = Thread(target=read)
-    reader.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        reader.join()
 
 
 def _first_tokens(session: Session, lengths: Sequence[int]) -> tuple[dict[str, float], dict[str, int], int]:
