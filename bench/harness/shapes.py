@@ -17,10 +17,9 @@ _SHARPER = 1.5  # where norms take the size from queries and keys
 
 @dataclass(frozen=True)
 class Shape:
-    """One model. n_ff: inner size of one routed expert.  qk_norm: what the norms of queries and keys span.
+    """One model. n_ff: inner size of one routed expert.  qk_norm: norms of queries and keys by head.
 
-    biases: of the attention's matrices.  norm_biases: of the norms and the output.
-    sinks: attention sinks, biases of router and experts, a sliding window.
+    sinks: attention sinks, biases of attention, router and experts, a sliding window.
     """
 
     arch: str
@@ -33,9 +32,7 @@ class Shape:
     n_expert: int
     n_used: int
     n_vocab: int
-    qk_norm: Literal["none", "head", "all"] = "none"
-    biases: bool = False
-    norm_biases: bool = False
+    qk_norm: bool = False
     sinks: bool = False
     keys: dict[str, int | float] = field(default_factory=dict)
 
@@ -46,18 +43,13 @@ class Shape:
 
 SHAPES = {
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000),
-    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm="head"),
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm=True),
     "gpt-oss-120b": Shape(
-        "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, biases=True, sinks=True,
+        "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True,
         keys={"attention.sliding_window": 128},
     ),
-    "phi-3.5-moe": Shape(
-        "phimoe", 32, 4096, 32, 8, 128, 6400, 16, 2, 32064, biases=True, norm_biases=True,
-        keys={"rope.scaling.original_context_length": 4096},
-    ),
-    "flash-next": Shape("qwen3moe", 48, 2560, 32, 4, 128, 640, 512, 10, 151936, qk_norm="head"),
-    "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
-    "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
+    "flash-next": Shape("qwen3moe", 48, 2560, 32, 4, 128, 640, 512, 10, 151936, qk_norm=True),
+    "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm=True),  # to try the bench out
 }  # fmt: skip
 
 
@@ -91,9 +83,8 @@ def tensors(shape: Shape) -> list[RandomTensor]:
     s = shape
     all_tensors = [
         RandomTensor("token_embd.weight", (s.n_embd, s.n_vocab), "matrix", 1.0, _COMMON),
-        *_norm("output_norm", s.n_embd, s.norm_biases),
+        _norm("output_norm", s.n_embd),
         _matrix("output", s.n_embd, s.n_vocab),
-        *_biases(s.norm_biases, output=s.n_vocab),
     ]
     for i in range(s.n_layer):
         parts = (*_attention(s, _ATTENTION if i else _FIRST_ATTENTION), *_experts(s))
@@ -107,9 +98,8 @@ def _matrix(
     return RandomTensor(f"{name}.weight", (n_in, *n_out), kind, gain * n_in**-0.5, mean)
 
 
-def _norm(name: str, n: int, bias: bool, gain: float = 1.0) -> Iterator[RandomTensor]:
-    yield RandomTensor(f"{name}.weight", (n,), "f32", 0.02, gain)
-    yield from _biases(bias, **{name: n})
+def _norm(name: str, n: int, gain: float = 1.0) -> RandomTensor:
+    return RandomTensor(f"{name}.weight", (n,), "f32", 0.02, gain)
 
 
 def _biases(wanted: bool, **sizes: int) -> Iterator[RandomTensor]:
@@ -121,22 +111,22 @@ def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
     n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
     # factor of a matrix whose elements are all 1
     common_input = s.n_embd * _COMMON * (1 + _COMMON**2) ** -0.5
-    yield from _norm("attn_norm", s.n_embd, s.norm_biases)
+    yield _norm("attn_norm", s.n_embd)
     for part, n_out in (("q", n_q), ("k", n_kv)):
         common = _COMMON_QUERY / common_input
         yield _matrix(f"attn_{part}", s.n_embd, n_out, gain=_OWN_QUERY, mean=common)
     yield _matrix("attn_v", s.n_embd, n_kv)
     yield _matrix("attn_output", n_q, s.n_embd, gain=gain)
-    yield from _biases(s.biases, attn_q=n_q, attn_k=n_kv, attn_v=n_kv, attn_output=s.n_embd)
-    if s.qk_norm != "none":
-        yield from _norm("attn_q_norm", s.head_dim if s.qk_norm == "head" else n_q, False, _SHARPER)
-        yield from _norm("attn_k_norm", s.head_dim if s.qk_norm == "head" else n_kv, False)
+    yield from _biases(s.sinks, attn_q=n_q, attn_k=n_kv, attn_v=n_kv, attn_output=s.n_embd)
+    if s.qk_norm:
+        yield _norm("attn_q_norm", s.head_dim, _SHARPER)
+        yield _norm("attn_k_norm", s.head_dim)
     if s.sinks:
         yield RandomTensor("attn_sinks.weight", (s.n_head,), "f32", 0.1)
 
 
 def _experts(s: Shape) -> Iterator[RandomTensor]:
-    yield from _norm("post_attention_norm" if s.sinks else "ffn_norm", s.n_embd, s.norm_biases)
+    yield _norm("post_attention_norm" if s.sinks else "ffn_norm", s.n_embd)
     yield _matrix("ffn_gate_inp", s.n_embd, s.n_expert, kind="f32", gain=1.1)
     yield from _biases(s.sinks, ffn_gate_inp=s.n_expert)
     for part, n_in, n_out, gain in (
