@@ -15,7 +15,6 @@ from pyhobbit.model.gguf_file import GgufFile, KeyValue, ints_entry, read_gguf
 from pyhobbit.model.tiers import (
     HIGH,
     LOW,
-    LOW_DIVERGENCES,
     check_tiers,
     group_key,
     read_tiers,
@@ -49,9 +48,11 @@ def drop_high(path: Path, share: float | None) -> Dropped:
     Raises HobbitError.
     """
     model = _Experts(read_gguf(path))
-    keys = _calibration(model)
-    divergences = keys[LOW_DIVERGENCES].value()
-    dropped = _within_limit(model, keys) if share is None else _least_sensitive(model, divergences, share)
+    divergences, price = _calibration(model)
+    if share is None:
+        dropped = _within_limit(model, divergences, price)
+    else:
+        dropped = _least_sensitive(model, divergences, share)
     kept: dict[int, list[int]] = {}
     for layer, expert in sorted(model.places.keys() - set(dropped)):
         kept.setdefault(layer, []).append(expert)
@@ -113,18 +114,18 @@ class _Experts:
         return n_bytes
 
 
-def _calibration(model: _Experts) -> Mapping[str, KeyValue]:
-    """Keys of a calibration that measured each expert. Raises HobbitError."""
+def _calibration(model: _Experts) -> tuple[Sequence[float], float]:
+    """Divergences and price of a calibration by static widths. Raises HobbitError."""
     path = calibration_path(model.file.path)
     keys = read_gguf(path).metadata if path.exists() else {}
     command = f"pyhobbit calibrate {model.file.path} --text FILE --rule edgemoe"
-    if LOW_DIVERGENCES not in keys:
+    if "hobbit.rule" not in keys or keys["hobbit.rule"].value() != "edgemoe":
         raise HobbitError(f"--drop-high takes the experts' sensitivities from a calibration: run {command}")
-    n_values = len(keys[LOW_DIVERGENCES].value())
+    divergences = keys["hobbit.low_costs"].value()
     size = keys["hobbit.model_bytes"].value() if "hobbit.model_bytes" in keys else None
-    if size != model.file.size or n_values != len(model.n_experts) * max(model.n_experts.values()):
+    if size != model.file.size or len(divergences) != len(model.n_experts) * max(model.n_experts.values()):
         raise HobbitError(f"{path} was made for another model than {model.file.path}: run {command}")
-    return keys
+    return divergences, keys["hobbit.price"].value()
 
 
 def _least_sensitive(model: _Experts, divergences: Sequence[float], share: float) -> list[_Expert]:
@@ -139,22 +140,16 @@ def _least_sensitive(model: _Experts, divergences: Sequence[float], share: float
     return ranked[:n_dropped]
 
 
-def _within_limit(model: _Experts, keys: Mapping[str, KeyValue]) -> list[_Expert]:
+def _within_limit(model: _Experts, divergences: Sequence[float], price: float) -> list[_Expert]:
     """Those that the calibrated static widths keep low, as the rule edgemoe decides. Raises HobbitError."""
-    path = calibration_path(model.file.path)
-    if "hobbit.rule" not in keys or keys["hobbit.rule"].value() != "edgemoe":
-        raise HobbitError(
-            f"{path} has no static widths that a limit was kept with: run pyhobbit calibrate "
-            f"{model.file.path} --text FILE --rule edgemoe, or give --drop-high a share"
-        )
-    costs = keys["hobbit.low_costs"].value()
     low, high = (sum(tensor.nbytes for tensor in tier.values()) for tier in (model.low, model.high))
-    most = keys["hobbit.price"].value() * (1 - low / high)
-    dropped = [expert for expert, place in model.places.items() if costs[place] < most]
+    most = price * (1 - low / high)
+    dropped = [expert for expert, place in model.places.items() if divergences[place] < most]
     if not 0 < len(dropped) < len(model.places):
         raise HobbitError(
-            f"within its limit, {path} keeps {len(dropped)} of {len(model.places)} experts low: some must "
-            "go, and some stay; calibrate with another limit, or give --drop-high a share"
+            f"within its limit, {calibration_path(model.file.path)} keeps {len(dropped)} of "
+            f"{len(model.places)} experts low: some must go, and some stay; calibrate with another limit, or "
+            "give --drop-high a share"
         )
     return dropped
 

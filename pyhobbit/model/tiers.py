@@ -26,7 +26,6 @@ from pyhobbit.model.quantize import GgmlType, type_by_name
 FORMAT_VERSION = 1
 PARTIAL_VERSION = 3  # version of a file whose high tier lacks experts
 ALIGNMENT = 4096
-LOW_DIVERGENCES = "hobbit.low_divergences"  # key of a calibration
 HIGH, LOW = "high", "low"
 _COMPLETE, _PARTIAL = "complete", "partial"
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"

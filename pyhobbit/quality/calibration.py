@@ -71,7 +71,6 @@ class _Found:
     precision.
 
     fast: by rule, with _FAST times the limit, which nothing checks.
-    divergences: CostRuns.by_expert, of the rule edgemoe.
     """
 
     by_rule: dict[str, Quality] = field(default_factory=dict)
@@ -79,7 +78,6 @@ class _Found:
     fast: dict[str, Quality] = field(default_factory=dict)
     n_trials: int = 0
     costs: Costs | None = None
-    divergences: np.ndarray | None = None
     low_alone: Quality | None = None
 
     @property
@@ -156,9 +154,7 @@ def _measurements(evaluator: Evaluator, model: Path, content: str, chunks: list[
     return memo
 
 
-def _know(
-    evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig
-) -> _Known:
+def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig) -> _Known:
     told = told_once(lambda chunk_s: _say(estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
     reference, seen = profile(evaluator, chunks, told)
     n_check = config.n_check(len(chunks)) if evaluator.has_low_tier else 0
@@ -225,8 +221,7 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
         if rule == "edgemoe":
-            found.divergences = runs.by_expert()
-            found.costs = static_costs(found.divergences)
+            found.costs = static_costs(runs.by_expert())
         else:
             found.costs = runs.by_layer()
         bar.total = bar.n
@@ -264,9 +259,6 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
             paths=path_table(seen.by_layer(), info.n_experts),
-            divergences=()
-            if found.divergences is None
-            else tuple(np.nan_to_num(found.divergences).ravel().tolist()),
             found=_further_numbers(known.bound, found, low_shares),
         ),
         n_tokens=known.n_tokens,

@@ -13,7 +13,6 @@ from gguf import GGUFWriter
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.model_file import model_files
-from pyhobbit.model.tiers import LOW_DIVERGENCES
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
@@ -31,8 +30,6 @@ class Calibration:
     model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
     They tell a calibration that belongs to something else.
     rule, t1, t2, price: the numbers of both rules and which one applies.  costs: of the rule price.
-    divergences: mean KL divergence with one expert alone in low precision, laid out as expert_uses, 0 where
-    the text does not use it; empty: not measured by expert.
     found: further numbers by their keys without "hobbit.": the limits, and for each rule what came out.
     expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
     paths: by path_table(), likewise.
@@ -49,7 +46,6 @@ class Calibration:
     price: float = 0.0
     costs: Costs | None = None
     expert_uses: tuple[int, ...] = ()
-    divergences: tuple[float, ...] = ()
     paths: tuple[int, ...] = ()
     found: Mapping[str, float] = field(default_factory=dict)
 
@@ -95,7 +91,6 @@ class Calibration:
         if self.costs is not None:
             numbers["hobbit.price"] = self.price
             arrays |= {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
-            arrays[LOW_DIVERGENCES] = self.divergences
         for key, number in numbers.items():
             writer.add_float64(key, number)
         for key, values in arrays.items():

@@ -30,7 +30,7 @@ def calibrated(
     model: Path,
     divergences: list[float] | None = None,
     size: int | None = None,
-    rule: str = "price",
+    rule: str = "edgemoe",
     price: float = 0.0,
 ) -> Path:
     """The model, with a calibration beside it."""
@@ -40,7 +40,6 @@ def calibrated(
     writer.add_string("hobbit.rule", rule)
     writer.add_float64("hobbit.price", price)
     writer.add_array("hobbit.low_costs", values)
-    writer.add_array("hobbit.low_divergences", values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -104,7 +103,7 @@ def test_the_smaller_file_is_described(two_tiers: Path) -> None:
 def test_the_limit_of_static_widths_says_how_many(two_tiers: Path) -> None:
     tiers = {tier.name: tier for tier in read_model_file(two_tiers).tiers}
     saved = 1 - tiers["low"].expert_bytes / tiers["high"].expert_bytes
-    calibrated(two_tiers, rule="edgemoe", price=0.35 / saved)
+    calibrated(two_tiers, price=0.35 / saved)
     output = read_gguf(convert(Options(two_tiers, drop_high="limit")))
     found = [
         list(output.metadata[f"hobbit.tier.high.blk.{layer}.ffn_up_exps.0.experts"].value())
@@ -118,7 +117,7 @@ def test_a_limit_that_says_nothing_is_refused(two_tiers: Path) -> None:
     with pytest.raises(HobbitError, match=r"from a calibration: run .* --text FILE --rule edgemoe"):
         convert(Options(two_tiers, drop_high="limit"))
     for rule, price, message in (
-        ("price", 1.0, r"has no static widths .* --rule edgemoe, or give --drop-high a share"),
+        ("price", 1.0, r"from a calibration: run .* --rule edgemoe"),
         ("edgemoe", 0.0, "keeps 0 of 8 experts low: some must go, and some stay; calibrate with another"),
         ("edgemoe", 9.0, "keeps 8 of 8 experts low"),
     ):

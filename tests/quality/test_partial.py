@@ -53,7 +53,7 @@ def evaluation(pools: int = ALL) -> EvaluationConfig:
 
 def test_what_low_precision_hurts_least_is_dropped(files: tuple[Path, Path]) -> None:
     full, partial = files
-    divergences = read_gguf(calibration_path(full)).metadata["hobbit.low_divergences"].value()
+    divergences = read_gguf(calibration_path(full)).metadata["hobbit.low_costs"].value()
     kept = present(partial)
     assert kept.sum() == 24
     values = np.reshape(divergences, kept.shape)

@@ -116,7 +116,7 @@ def test_hobbit_runs_eq_2_at_its_thresholds_and_keeps_by_eq_3(tiny_gguf: Path, t
 def test_edgemoe_gives_each_expert_one_width_and_learns_paths(tmp_path: Path) -> None:
     low = tuple(np.where(IS_LOW, 1e-9, 1.0).tolist())
     costs = Costs(low, (float("inf"),) * len(low))
-    found: dict[str, Any] = {"rule": "edgemoe", "price": 1e-3, "costs": costs, "divergences": low}
+    found: dict[str, Any] = {"rule": "edgemoe", "price": 1e-3, "costs": costs}
     model = _calibrated(models.tiny_tiers("f16", "q4_0"), tmp_path, **found)
     run = Run(model, tmp_path / "t.csv", "4M", **settings_of("edgemoe", ALONE), **ALONE, strict=True)
     routes = run.trace.routes[run.trace.routes["counted"] != 0]
