@@ -20,6 +20,7 @@ from pyhobbit.cli.habits import ignore
 from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
     add_batch_argument,
+    add_model_options,
     add_paper_argument,
     add_setting_arguments,
     cache_config,
@@ -96,7 +97,6 @@ _SERVER_NAMES = {
     "max_tokens": "--n-predict",
     **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
 }
-_MIB = 1 << 20
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
@@ -190,11 +190,11 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     plan = _check_memory(model, of_model, args.batch, args.passed_on)
     if plan is not None and plan.chose_context:
         args.passed_on += ["--ctx-size", str(plan.info.n_ctx)]
-    options = {"options": f"{options_path(model).name} sets {', '.join(own)}"} if own else {}
+    options = f"{options_path(model).name} sets {', '.join(own)}" if own else ""
     if placed.n_cpu is not None:
         args.passed_on += ["--n-cpu-moe", str(placed.n_cpu)]
-    others = {**images, **idle, **options, "address": _address(args.passed_on)}
-    _report(model, plan, cache, {**({"placement": placed.text} if placed.text else {}), **others})
+    others = {"placement": placed.text, **images, **idle, "options": options}
+    _report(model, plan, cache, {**others, "address": _address(args.passed_on)})
     cached = plan is not None and plan.info.cached
     arguments = ["-m", str(model)]
     if value("--alias", args.passed_on) is None:
@@ -219,19 +219,11 @@ def _add_model_options(args: argparse.Namespace, model: Path) -> list[str]:
 
     Instructions and thinking are for the clients to choose.
     """
-    from pyhobbit.model.options_file import read_options
-
-    ours = set(vars(args)) - set(_SERVER_NAMES)
-    given = {name for name in ours if getattr(args, name) is not None}
-    given |= {name for name, flag in _SERVER_NAMES.items() if value(flag, args.passed_on) is not None}
-    found = {
-        name: each for name, each in read_options(model, given).items() if name in {*ours, *_SERVER_NAMES}
-    }
-    for name, each in found.items():
+    vars(args).update({name: value(flag, args.passed_on) for name, flag in _SERVER_NAMES.items()})
+    found = add_model_options(args, model)
+    for name in found:
         if name in _SERVER_NAMES:
-            args.passed_on += [_SERVER_NAMES[name], str(each)]
-        else:
-            setattr(args, name, each)
+            args.passed_on += [_SERVER_NAMES[name], str(found[name])]
     return list(found)
 
 
@@ -241,15 +233,15 @@ def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, others: 
     from pyhobbit.inspect.advice import quality_text, serving_rows, unused_low_tier
 
     rows = {"model": model.name} if plan is None else serving_rows(plan)
-    quality = quality_text(model, cache)
-    _print_rows({**rows, **({"quality": quality} if quality else {}), **others})
+    _print_rows({**rows, "quality": quality_text(model, cache) or "", **others})
     if plan is not None and (unused := unused_low_tier(model, plan.info, cache)):
         print(f"pyhobbit: {unused}", file=sys.stderr)
 
 
 def _print_rows(rows: Mapping[str, str]) -> None:
     for name, text in rows.items():
-        print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
+        if text:
+            print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
 
 
 def _several_rows(total: int | None, each: int | None, passed_on: Sequence[str]) -> dict[str, str]:
@@ -331,7 +323,7 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
             f"--cache-ram {prompts} sets no limit, and --memory limits the whole process; "
             "give a number of MiB"
         )
-    left = cache.memory - int(prompts) * _MIB
+    left = cache.memory - (int(prompts) << 20)
     if left <= 0:
         raise ConfigError(f"--cache-ram {prompts} leaves nothing of --memory for the model; lower it")
     return replace(cache, memory=left)
@@ -408,10 +400,9 @@ def _beside_images(
         return {}, cache
     from pyhobbit.engine.plan import beside_projector  # loads the libraries
 
-    def without(cache: CacheConfig) -> "MemoryPlan | None":
-        return _check_memory(model, cache, args.batch, args.passed_on)
-
-    cache, taken = beside_projector(model, Path(given), cache, without)
+    cache, taken = beside_projector(
+        model, Path(given), cache, lambda each: _check_memory(model, each, args.batch, args.passed_on)
+    )
     return {"images": f"{Path(given).name}, {format_size(taken)} more"}, cache
 
 
