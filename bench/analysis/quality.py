@@ -93,7 +93,8 @@ def rules(run: Run) -> list[Figure]:
             rows += [_row(f"{NAMES[rule]}, KL at most {bound:g}", quality) for rule, quality in found.items()]
             mix = found["gate"]
             share = mix.bytes_per_token / high.bytes_per_token
-            low = gate.expert_bytes[1] / gate.expert_bytes[0]
+            high_bytes, low_bytes = gate.info.mean_expert_bytes
+            low = low_bytes / high_bytes
             at_bytes = max(0.0, (share - low) / (1 - low))
             t = threshold_for_share(scores, 1 - share)
             rows.append(_row("- random, at gate's bytes", random.measure(measured, at_bytes, 1.0, reference)))

@@ -9,7 +9,6 @@ from typing import Any
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, log, opening
 from pyhobbit.engine.stats import ModelInfo
-from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.ffi import last_error, lib, llama
@@ -83,7 +82,7 @@ def one_sequence(config: EngineConfig) -> SetContext:
         params.n_seq_max = config.n_beams
         params.type_k, params.type_v = map(_ggml_type, config.cache_types)
         params.kv_unified = config.n_beams > 1 and config.shares_context
-        params.n_threads = params.n_threads_batch = computing_threads(config.n_threads)
+        params.n_threads = params.n_threads_batch = config.computing_threads(config.n_threads)
 
     return fill
 

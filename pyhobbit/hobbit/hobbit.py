@@ -15,7 +15,6 @@ from pyhobbit.engine.llama import DAMAGED, LoadedModel, load_failure, log, openi
 from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import Fit, fit, turn
 from pyhobbit.engine.stats import ModelInfo
-from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.hobbit import keywords
 from pyhobbit.hobbit.guards import (
@@ -170,8 +169,8 @@ class Hobbit(CachedModel, _Llama):
         batch = {"n_batch": how.n_batch, "n_ubatch": how.n_batch} if is_chosen else {}
         own = {
             **batch,
-            "n_threads": computing_threads(llama.get("n_threads")),
-            "n_threads_batch": computing_threads(llama.get("n_threads_batch")),
+            "n_threads": EngineConfig.computing_threads(llama.get("n_threads")),
+            "n_threads_batch": EngineConfig.computing_threads(llama.get("n_threads_batch")),
             "flash_attn": bool(self._arguments["flash_attn"]),
             "kv_overrides": {**(llama.get("kv_overrides") or {}), **how.settings},
             "n_gpu_layers": self.placement.fill(ffi.llama.llama_model_default_params()).n_gpu_layers,

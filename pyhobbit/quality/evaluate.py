@@ -18,7 +18,6 @@ from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Model
 from pyhobbit.engine.session import Session
 from pyhobbit.engine.stats import CacheStats, ModelInfo
-from pyhobbit.engine.threads import computing_threads
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import ffi, llama
 from pyhobbit.routing.observe import LayerEvent, layer_event
@@ -132,7 +131,7 @@ class Evaluator(Closing):
         self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, model.n_ctx_train())
         params.n_ctx = params.n_batch = params.n_outputs_max = self.n_ctx
         params.n_ubatch = 1 if self._config.one_by_one else self.n_ctx
-        params.n_threads = params.n_threads_batch = computing_threads(engine.n_threads)
+        params.n_threads = params.n_threads_batch = engine.computing_threads(engine.n_threads)
 
     def _opened(self) -> Session:
         if self._session is None:
@@ -166,14 +165,6 @@ class Evaluator(Closing):
     def has_low_tier(self) -> bool:
         """True if the model has experts in low precision."""
         return self.info.n_tiers > 1
-
-    @property
-    def expert_bytes(self) -> tuple[float, float]:
-        """Mean size of an expert in high and in low precision, 0 where there is no low tier.
-
-        In high precision with its low version, where that is a part of it.
-        """
-        return self.info.mean_expert_bytes
 
     def count_tokens(self, text: str) -> int:
         return len(self._opened().model.tokenize(text))

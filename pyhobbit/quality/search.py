@@ -133,7 +133,7 @@ def cheapest_that_holds(
 
 def cheapest_by_gate(trials: Trials, bound: Bound, scores: np.ndarray) -> Quality:
     """The thresholds of Eq. 2 with the fewest bytes within the bound; scores: of the chunks, any shape."""
-    high_bytes, low_bytes = trials.evaluator.expert_bytes
+    high_bytes, low_bytes = trials.evaluator.info.mean_expert_bytes
     low_cost = low_bytes / high_bytes
     if low_cost == 0:
         return trials()
@@ -229,7 +229,7 @@ def cheapest_by_price(trials: Trials, bound: Bound, costs: Costs, seen: Observat
     The evaluator's rule is price or edgemoe.
     """
     info = trials.evaluator.info
-    high_bytes, low_bytes = trials.evaluator.expert_bytes
+    high_bytes, low_bytes = trials.evaluator.info.mean_expert_bytes
     loss, used = losses(observed(seen.weights), trials.evaluator.rule), seen.is_used
     low, skip = costs.of(seen.layers, seen.experts, info.n_layers)
     prices = price_candidates(loss[:, used], low[:, used], skip[:, used], low_bytes / high_bytes)

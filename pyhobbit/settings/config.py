@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from pyhobbit._tables import CacheSettings
 from pyhobbit._tables import Setting as Spec
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.native.threads import processor_cores
 from pyhobbit.settings.table import KEYS, OPTIONS
 
 Setting = bool | int | float | str
@@ -279,6 +280,11 @@ class EngineConfig:
     def larger_contexts(self, trained: int) -> set[int]:
         """Contexts that may replace context_tokens()."""
         return {min(n, trained) for n in self.contexts if min(n, trained) > self.contexts[0]}
+
+    @classmethod
+    def computing_threads(cls, given: int | None) -> int:
+        """As many as given; None takes one per core that the process may use, as far as ggml can."""
+        return given or min(processor_cores(), cls.max_threads)
 
 
 @dataclass(frozen=True)

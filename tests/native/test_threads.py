@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyhobbit.convert.options import Options
-from pyhobbit.engine.threads import computing_threads
 from pyhobbit.native import programs, threads
+from pyhobbit.settings.config import EngineConfig
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_version_2(root: Path, quota: str, parents: str, n: int) -> None:
     _write(root / "proc/self/cgroup", "0::/a/b\n")
     _write(root / "sys/fs/cgroup/a/b/cpu.max", quota)
     _write(root / "sys/fs/cgroup/a/cpu.max", parents)
-    assert threads.processor_cores() == computing_threads(None) == Options(Path()).threads == n
-    assert computing_threads(5) == 5
+    assert threads.processor_cores() == EngineConfig.computing_threads(None) == Options(Path()).threads == n
+    assert EngineConfig.computing_threads(5) == 5
 
 
 @pytest.mark.parametrize(("quota", "n"), [(-1, 8), (200_000, 4), (10_000, 1)])

@@ -154,7 +154,7 @@ def test_shares_and_bytes_are_those_of_the_decisions(
         (high, low, skipped)
     )
     assert min(high, low, skipped) > 0
-    high_bytes, low_bytes = opened.expert_bytes
+    high_bytes, low_bytes = opened.info.mean_expert_bytes
     assert low_bytes < high_bytes / 5
     assert quality.bytes_per_token == pytest.approx(N_LAYERS * N_USED * (high * high_bytes + low * low_bytes))
 

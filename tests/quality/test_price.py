@@ -176,8 +176,7 @@ class Invented:
     """An evaluator of one layer: the divergence is the sum of the losses that the rule expects."""
 
     rule = "price"
-    expert_bytes = (100.0, 25.0)
-    info = SimpleNamespace(n_layers=1)
+    info = SimpleNamespace(n_layers=1, mean_expert_bytes=(100.0, 25.0))
 
     def __init__(self, seen: Observations) -> None:
         self.seen = seen
