@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gguf.constants import GGUFValueType
+
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, placed
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import GgufFile, KeyValue, ints_entry, read_gguf
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, numbers_entry, read_gguf
 from pyhobbit.model.tiers import (
     HIGH,
     LOW,
@@ -58,7 +60,9 @@ def drop_high(path: Path, share: float | None) -> Dropped:
         kept.setdefault(layer, []).append(expert)
     own = [entry for key, entry in model.file.metadata.items() if not key.startswith(_OWN_KEYS)]
     groups = [
-        ints_entry(group_key(part, HIGH, 0), kept[part.layer]) for part in model.high if part.layer in kept
+        numbers_entry(group_key(part, HIGH, 0), GGUFValueType.INT32, kept[part.layer])
+        for part in model.high
+        if part.layer in kept
     ]
     return Dropped(
         plan=_plan(model, kept),

@@ -23,6 +23,7 @@ from pyhobbit.model.gguf_file import (
     KeyValue,
     Placement,
     align,
+    numbers_entry,
     pack_header,
     read_gguf,
     scalar_entry,
@@ -110,16 +111,11 @@ def _tokenizer(n_vocab: int) -> list[KeyValue]:
     return [
         string_entry("tokenizer.ggml.model", "llama"),
         strings_entry("tokenizer.ggml.tokens", tokens),
-        _array_entry("tokenizer.ggml.scores", GGUFValueType.FLOAT32, np.zeros(n_vocab, "<f4")),
-        _array_entry("tokenizer.ggml.token_type", GGUFValueType.INT32, np.array(types, "<i4")),
+        numbers_entry("tokenizer.ggml.scores", GGUFValueType.FLOAT32, [0.0] * n_vocab),
+        numbers_entry("tokenizer.ggml.token_type", GGUFValueType.INT32, types),
         scalar_entry("tokenizer.ggml.bos_token_id", GGUFValueType.UINT32, 1),
         scalar_entry("tokenizer.ggml.eos_token_id", GGUFValueType.UINT32, 2),
     ]
-
-
-def _array_entry(key: str, kind: GGUFValueType, values: np.ndarray) -> KeyValue:
-    head = np.uint32(kind).tobytes() + np.uint64(values.size).tobytes()
-    return KeyValue(key, GGUFValueType.ARRAY, head + values.tobytes())
 
 
 #

@@ -296,10 +296,10 @@ def strings_entry(key: str, values: Sequence[str]) -> KeyValue:
     return KeyValue(key, GGUFValueType.ARRAY, head + b"".join(map(_pack_string, values)))
 
 
-def ints_entry(key: str, values: Sequence[int]) -> KeyValue:
-    """An array of 32-bit whole numbers."""
-    head = struct.pack("<IQ", GGUFValueType.INT32, len(values))
-    return KeyValue(key, GGUFValueType.ARRAY, head + struct.pack(f"<{len(values)}i", *values))
+def numbers_entry(key: str, item_type: GGUFValueType, values: Sequence[float]) -> KeyValue:
+    head = struct.pack("<IQ", item_type, len(values))
+    items = struct.pack(f"<{len(values)}{_SCALARS[item_type]}", *values)
+    return KeyValue(key, GGUFValueType.ARRAY, head + items)
 
 
 def _pack_string(text: str) -> bytes:

@@ -19,7 +19,7 @@ from pyhobbit.model.download import Repo
 from pyhobbit.model.gguf_file import (
     Placement,
     align,
-    ints_entry,
+    numbers_entry,
     pack_header,
     parse_head,
     scalar_entry,
@@ -259,7 +259,7 @@ def test_tables_of_which_a_token_needs_rows_take_no_memory() -> None:
 
     def weights(*more: str) -> Weights:
         tensors = [Placement(name, f16, (32, 2, 8), 1024 * i) for i, name in enumerate([*names, *more])]
-        head = pack_header([ints_entry("m.expert_used_count", [2])], tensors, 32)
+        head = pack_header([numbers_entry("m.expert_used_count", GGUFValueType.INT32, [2])], tensors, 32)
         file = parse_head(Path("m"), head, len(head) + 1024 * len(tensors))
         assert file is not None
         return weights_of([file], 1024 * len(tensors))
