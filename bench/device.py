@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ LIMITS_HELP = "device memory for experts as shares of them all (default: 0.2 0.3
 LARGE_COPY = 64 << 20
 SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
 MISSES = ("misses_high", "misses_low")
+LAYERS = ("layers_computed",)
 
 
 @dataclass(frozen=True)
@@ -184,24 +186,13 @@ def run(config: runner.BenchConfig, target: Target, experts: Experts, results: P
 #
 
 
-@dataclass(frozen=True)
-class Column:
-    """A sum of counters by another, as a cell."""
-
-    over: tuple[str, ...]
-    under: tuple[str, ...]
-    how: str
-    scale: float = 1.0
-
-    def cell(self, results: report.Results, key: report.Key) -> str:
-        return number(results.median(key, self._ratio), self.how, self.scale)
-
-    def _ratio(self, record: report.Record) -> float | None:
-        if not record["counters"]:
-            return None
-        values = {**record["counters"], "n_decoded": record["n_decoded"]}
-        under = sum(values[name] for name in self.under)
-        return sum(values[name] for name in self.over) / under if under else None
+def _ratio(record: report.Record, over: Sequence[str], under: Sequence[str]) -> float | None:
+    """A sum of counters by another."""
+    if not record["counters"]:
+        return None
+    values = {**record["counters"], "n_decoded": record["n_decoded"]}
+    divisor = sum(values[name] for name in under)
+    return sum(values[name] for name in over) / divisor if divisor else None
 
 
 def table(results: report.Results) -> str:
@@ -224,27 +215,27 @@ def table(results: report.Results) -> str:
 def _cells(results: report.Results, key: report.Key, link: float) -> Iterator[tuple[str, str]]:
     shared = results.cells(key)
     speed, demand = (results.median(each, lambda r: r["tokens_per_second"]) for each in (key, (None, DEMAND)))
-    moved = Column(("bytes_transferred",), ("transfer_s",), ".2f", 1e-9)
     yield "device memory", "-" if key[0] is None else shared["memory"]
     for name in ("arm", "token/s", "least - most", "to stock"):
         yield name, shared[name]
     yield "to demand", number(speed / demand if speed and demand else None, ".2f")
     for name in (*(name for name in shared if name.startswith("first token")), "prefill token/s", "hits"):
         yield name, shared[name]
-    for name, column in {
-        "host hits": Column(("host_hits_high", "host_hits_low"), MISSES, ".1%"),
-        "by the CPU": Column(("selections_cpu",), SELECTIONS, ".0%"),
-        "early": Column(("selections_early",), SELECTIONS, ".0%"),
-        "replaced": Column(("selections_replaced",), SELECTIONS, ".0%"),
-        "launches/layer": Column(("device_launches",), ("layers_computed",), ".1f"),
-        "waits/layer": Column(("device_waits",), ("layers_computed",), ".1f"),
-        "reads/layer": Column(("device_reads",), ("layers_computed",), ".1f"),
-        "copies/layer": Column(("device_copies",), ("layers_computed",), ".1f"),
-        "MB/token moved": Column(("bytes_transferred",), ("n_decoded",), ".1f", 1e-6),
-        "GB/s": moved,
-        "of the link": replace(moved, how=".0%", scale=1 / link),
+    moved = ("bytes_transferred",)
+    for name, (over, under, how, scale) in {
+        "host hits": (("host_hits_high", "host_hits_low"), MISSES, ".1%", 1),
+        "by the CPU": (("selections_cpu",), SELECTIONS, ".0%", 1),
+        "early": (("selections_early",), SELECTIONS, ".0%", 1),
+        "replaced": (("selections_replaced",), SELECTIONS, ".0%", 1),
+        "launches/layer": (("device_launches",), LAYERS, ".1f", 1),
+        "waits/layer": (("device_waits",), LAYERS, ".1f", 1),
+        "reads/layer": (("device_reads",), LAYERS, ".1f", 1),
+        "copies/layer": (("device_copies",), LAYERS, ".1f", 1),
+        "MB/token moved": (moved, ("n_decoded",), ".1f", 1e-6),
+        "GB/s": (moved, ("transfer_s",), ".2f", 1e-9),
+        "of the link": (moved, ("transfer_s",), ".0%", 1 / link),
     }.items():
-        yield name, column.cell(results, key)
+        yield name, number(results.median(key, partial(_ratio, over=over, under=under)), how, scale)
     yield "stall", shared["stall"]
     yield "MB/token read", shared["MB/token"]
     device_bytes = results.median(key, lambda record: record["device_bytes"])
