@@ -2,7 +2,7 @@
 """Paths, the parser of options and the tables that the scripts of bench/ share."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,11 +17,6 @@ def option_parser(description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def table_row(cells: Iterable[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
-
-
 def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
     """The lines of a table with aligned columns, from its rows by column."""
     if not table:
@@ -30,7 +25,7 @@ def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (head, *rows)]
-    lines = [table_row(row) for row in padded]
+    lines = [f"| {' | '.join(cells)} |" for cells in padded]
     return [lines[0], rule, *lines[1:]]
 
 

@@ -72,9 +72,6 @@ class GgmlDevice:
     def _cpu_buffer_type(self) -> int:
         return self._function("ggml_backend_cpu_buffer_type", _POINTER)()
 
-    def _host_buffer_type(self) -> int | None:
-        return self._function("ggml_backend_dev_host_buffer_type", _POINTER, _POINTER)(self.pointer)
-
     def memory(self) -> tuple[int, int]:
         """Bytes free, and in all, as far as the device says."""
         free, total = _SIZE(), _SIZE()
@@ -100,7 +97,8 @@ class GgmlDevice:
 
         locked: from memory that the device's driver has page-locked; None where it offers none.
         """
-        source_type = self._host_buffer_type() if locked else self._cpu_buffer_type()
+        host_buffer_type = self._function("ggml_backend_dev_host_buffer_type", _POINTER, _POINTER)
+        source_type = host_buffer_type(self.pointer) if locked else self._cpu_buffer_type()
         if not source_type:
             return None
         transfer = (_POINTER, _POINTER, _SIZE, _SIZE)

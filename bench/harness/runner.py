@@ -318,7 +318,7 @@ def description(config: BenchConfig) -> dict[str, Any]:
         "model_bytes": config.model_bytes,
         "moe": asdict(routing.moe_shape(config.model)),
         "readahead_kb": int(setting.read_text()) if setting else None,
-        "routing": _routing_text(config),
+        "routing": f"replayed from {config.trace.name}" if config.trace else "the model's own",
         "options": {
             "arms": {arm.name: arm.summary for arm in config.arms},
             "batches": {arm.name: arm.n_batch for arm in config.arms if arm.n_batch is not None},
@@ -328,10 +328,6 @@ def description(config: BenchConfig) -> dict[str, Any]:
             "n_threads": config.n_threads or processor_cores(),
         },
     }
-
-
-def _routing_text(config: BenchConfig) -> str:
-    return "the model's own" if config.trace is None else f"replayed from {config.trace.name}"
 
 
 def _commit() -> str | None:

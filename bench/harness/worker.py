@@ -245,7 +245,7 @@ def measure(job: Job) -> Measured:
     before, read_before = counters.stats(), bytes_from_disk()
     times = decode(session, job.n_tokens, job.seconds)
     read_bytes = bytes_from_disk() - read_before
-    stats = _difference(counters.stats(), before)
+    stats = {name: value - before[name] for name, value in counters.stats().items() if name != _STATE}
     result = Measured(
         load_s=load_s,
         ttft_s=ttft_s,
@@ -298,10 +298,6 @@ def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
         session.restart()
     session.replay.stop()
     session.redraw()
-
-
-def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    return {name: value - before[name] for name, value in after.items() if name != _STATE}
 
 
 def _rates(stats: dict[str, float], seconds: float) -> dict[str, float | None]:

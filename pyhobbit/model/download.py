@@ -114,7 +114,7 @@ def fetch(
     repo = Repo(user_and_name, endpoint, cache)
 
     path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
-    return path if _is_gguf(path.name) else path.parent
+    return path if path.name.lower().endswith(".gguf") else path.parent
 
 
 def fetch_file(
@@ -233,10 +233,6 @@ def models_of(repo: Repo, files: Collection[str]) -> list[str]:
         hint = "convert its checkpoint first with: pyhobbit convert --hf-repo"
         raise HobbitError(f"{repo.name} has no GGUF file; {hint} {repo.name}")
     raise HobbitError(f"{repo.name} holds no model: neither a GGUF file nor safetensors")
-
-
-def _is_gguf(file: str) -> bool:
-    return file.lower().endswith(".gguf")
 
 
 def _pick(repo: Repo, models: list[str], quant: str | None) -> str:
