@@ -11,7 +11,6 @@ are left out; the page of results, OUTPUT/tables.md, lists them.
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import subprocess
 import sys
@@ -113,9 +112,8 @@ def measure(run: Run, args: argparse.Namespace, end: float) -> str:
     parts = [call(words, end - time.monotonic()) for words in commands(run, args)]
     part = "\n\n".join(parts) or "Left out: a modelled machine knows none of its arms."
     source = "measured" if args.prices is None else "modelled"
-    return re.sub(
-        "^[|](?= )", f"| {source} |", re.sub("^[|](?=-)", "|----------|", part, flags=re.M), flags=re.M
-    )
+    starts = {"| ": f"| {source} ", "|-": "|----------"}  # rows, and the rule below the head
+    return "\n".join(starts.get(line[:2], "") + line for line in part.splitlines())
 
 
 def call(words: Sequence[str], left_s: float) -> str:
