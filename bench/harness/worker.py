@@ -71,6 +71,11 @@ class Session:
         self._free_before = self.device.memory()[0] if self.device else 0
         self._overrides = kv_overrides(self.llama, job.settings)
         self.model = self._load(job)
+        self.cache = None
+        if self._native is not None:
+            from pyhobbit.engine.cache import Cache  # with our libraries
+
+            self.cache = Cache(self.model)
         self._open_context = partial(self._open, job, n_ctx, n_batch)
         self.context = self._open_context(replays=replays)
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
@@ -160,7 +165,13 @@ class Session:
         """Taken of the device's memory so far; None where there is none, or where it does not say."""
         return max(0, self._free_before - self.device.memory()[0]) or None if self.device else None
 
+    def counters(self) -> dict[str, float]:
+        """The cache's; none for a model without a cache."""
+        return asdict(self.cache.stats()) if self.cache else {}
+
     def close(self) -> None:
+        if self.cache:
+            self.cache.close()
         self.llama.llama_free(self.context)
         self.llama.llama_model_free(self.model)
 
@@ -188,27 +199,6 @@ def chosen_batch(job: Job, n_ctx: int) -> int:
     ).n_batch
 
 
-class Counters:
-    """The cache's counters; empty dictionaries for a model without a cache."""
-
-    def __init__(self, libraries: Libraries, model: Any) -> None:
-        self._cache = None
-        if libraries.native:
-            from pyhobbit.engine.cache import Cache  # with our libraries
-
-            self._cache = Cache(model)
-
-    def info(self) -> dict[str, float]:
-        return self._cache.info() if self._cache else {}
-
-    def stats(self) -> dict[str, float]:
-        return asdict(self._cache.stats()) if self._cache else {}
-
-    def close(self) -> None:
-        if self._cache:
-            self._cache.close()
-
-
 def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
     """Seconds of each token; at least one token."""
     times: list[float] = []
@@ -232,7 +222,6 @@ def measure(job: Job) -> Measured:
     has_routing = "experts" in routing
     session = Session(libraries, job, n_ctx, n_batch, replays=job.fits or has_routing)
     load_s = time.perf_counter() - start
-    counters = Counters(libraries, session.model)
     if job.fits:
         _bring_in(session, routing["sweep"], job)
     if has_routing:
@@ -242,10 +231,10 @@ def measure(job: Job) -> Measured:
 
     ttft_s, ttft_bytes, logits_crc = _first_tokens(session, sorted(job.prompts))
     decode(session, job.n_warm_up, job.seconds / 2)
-    before, read_before = counters.stats(), bytes_from_disk()
+    before, read_before = session.counters(), bytes_from_disk()
     times = decode(session, job.n_tokens, job.seconds)
     read_bytes = bytes_from_disk() - read_before
-    stats = {name: value - before[name] for name, value in counters.stats().items() if name != _STATE}
+    stats = {name: value - before[name] for name, value in session.counters().items() if name != _STATE}
     result = Measured(
         load_s=load_s,
         ttft_s=ttft_s,
@@ -261,9 +250,8 @@ def measure(job: Job) -> Measured:
         device_bytes=session.device_bytes(),
         **_rates(stats, sum(times)),
         counters=stats,
-        info=counters.info(),
+        info=session.cache.info() if session.cache else {},
     )
-    counters.close()
     session.close()
     return result
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bench.harness import routing
 from bench.harness.job import Job, tell
-from bench.harness.worker import Counters, Libraries, Session
+from bench.harness.worker import Libraries, Session
 from pyhobbit.errors import HobbitError
 
 COUNTS = ("launches", "replays", "captures", "waits", "copies", "reads")
@@ -68,19 +68,17 @@ def measure(job: Job) -> dict[str, Any]:
         experts, weights = arrays["experts"], arrays["weights"]
     shape = routing.moe_shape(Path(job.model))
     session = Session(libraries, job, 512, 512, replays=False)
-    counters = Counters(libraries, session.model)
     device.route(experts, weights, shape.n_experts)
     for _ in range(len(routing.sweep(shape).experts)):
         session.append(1)
     session.restart()
     for _ in range(job.n_warm_up):
         device.run(lambda: session.append(1))
-    stats, before = counters.stats(), device.report()
+    stats, before = session.counters(), device.report()
     for _ in range(job.n_tokens):
         device.run(lambda: session.append(1))
     found = {name: value - before[name] for name, value in device.report().items()}
-    used = {name: value - stats[name] for name, value in counters.stats().items()}
-    counters.close()
+    used = {name: value - stats[name] for name, value in session.counters().items()}
     session.close()
     n_layers = shape.n_layers * job.n_tokens
     hits, misses = (
