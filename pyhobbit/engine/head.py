@@ -20,8 +20,8 @@ def memory_with_head(model: Any, context: Any, params: Any) -> HostMemory:
     head = llama.llama_init_from_model(model, params)
     if not head:
         raise HobbitError(last_error() or "llama.cpp cannot run this model's draft head; serve it without")
-    keep_head_states(context, masked=False)
-    keep_head_states(head, masked=True)
+    keep_head_states(context, False)
+    keep_head_states(head, True)
     memory, own = host_memory(context), host_memory(head)
     llama.llama_free(head)
     state_bytes = 4 * llama.llama_model_n_embd_out(model)

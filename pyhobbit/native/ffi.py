@@ -52,12 +52,18 @@ class HostMemory(ctypes.Structure):
     head = 0  # bytes of context and compute that a draft head takes
 
 
-_expert_cache = llama.llama_cpp._lib.llama_model_expert_cache
-_expert_cache.argtypes, _expert_cache.restype = [ctypes.c_void_p], ctypes.c_void_p
-_context = llama.llama_cpp._lib.llama_expert_cache_context
-_context.argtypes, _context.restype = [ctypes.c_void_p], ctypes.c_void_p
-_host_memory = llama.llama_cpp._lib.llama_get_host_memory
-_host_memory.argtypes, _host_memory.restype = [ctypes.c_void_p], HostMemory
+def _declared(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_lib = llama.llama_cpp._lib
+_expert_cache = _declared(_lib.llama_model_expert_cache, ctypes.c_void_p, ctypes.c_void_p)
+_context = _declared(_lib.llama_expert_cache_context, ctypes.c_void_p, ctypes.c_void_p)
+host_memory = _declared(_lib.llama_get_host_memory, HostMemory, ctypes.c_void_p)
+"""Memory that a llama_context and its model hold, or would hold if opened with no_alloc: HostMemory."""
+keep_head_states = _declared(_lib.llama_keep_head_states, None, ctypes.c_void_p, ctypes.c_bool)
+"""llama_keep_head_states of llama-expert-cache.h: context, masked."""
 
 
 @cache
@@ -72,8 +78,7 @@ def chat_library() -> ctypes.CDLL:
         ("render", text, pointer, text, flag),
         ("parse", text, pointer, text, flag),
     ):
-        function = getattr(library, f"hobbit_chat_{name}")
-        function.restype, function.argtypes = result, arguments
+        _declared(getattr(library, f"hobbit_chat_{name}"), result, *arguments)
     return library
 
 
@@ -104,18 +109,6 @@ def expert_cache(model: Any) -> Any:
 def cache_context(context: Any) -> Any:
     """The hobbit_context of a llama_context, valid while that is; NULL without an expert cache."""
     return ffi.cast("hobbit_context *", _context(context) or 0)
-
-
-def host_memory(context: Any) -> HostMemory:
-    """Memory that a llama_context and its model hold, or would hold if opened with no_alloc."""
-    return _host_memory(context)
-
-
-def keep_head_states(context: Any, masked: bool) -> None:
-    """llama_keep_head_states of llama-expert-cache.h."""
-    keep = llama.llama_cpp._lib.llama_keep_head_states
-    keep.argtypes, keep.restype = [ctypes.c_void_p, ctypes.c_bool], None
-    keep(context, masked)
 
 
 def check(call: Callable[..., bool], *args: Any) -> None:
