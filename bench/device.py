@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,7 @@ from bench.harness.job import Job
 from bench.tables import ROOT, markdown, number, option_parser
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import read_gguf
-from pyhobbit.model.tiers import routed_part
+from pyhobbit.model.model_file import expert_bytes
 from pyhobbit.native.paths import LIB_DIR
 from pyhobbit.settings.config import Setting, format_size, parse_size
 from pyhobbit.settings.papers import PAPERS
@@ -113,11 +112,7 @@ def experts_of(model: Path) -> Experts:
     file, shape = read_gguf(model), routing.moe_shape(model)
     if file.get("split.count", 1) > 1:
         raise HobbitError(f"{model} is one of several files; merge them with llama.cpp's llama-gguf-split")
-    sizes: Counter[int] = Counter()
-    for tensor in file.tensors:
-        if part := routed_part(tensor.name):
-            sizes[part.layer] += tensor.nbytes
-    return Experts(tuple(sizes[i] for i in range(max(sizes) + 1)), shape.n_experts, shape.n_used)
+    return Experts(tuple(expert_bytes([file])), shape.n_experts, shape.n_used)
 
 
 #

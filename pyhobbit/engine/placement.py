@@ -11,7 +11,6 @@ import json
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,8 +22,7 @@ from pyhobbit.engine.llama import Sampler, SetModel
 from pyhobbit.engine.plan import MemoryPlan, lay_out, open_session
 from pyhobbit.engine.session import Session
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.model_file import model_parts
-from pyhobbit.model.tiers import routed_part
+from pyhobbit.model.model_file import expert_bytes, model_parts
 from pyhobbit.native.devices import experts_on_cpu, gpus
 from pyhobbit.native.ffi import llama
 from pyhobbit.native.files import ends, write_text
@@ -100,7 +98,7 @@ def choose(
         if is_asked:
             raise
         return as_given  # opening the model says what is wrong
-    info, sizes = plan.info, _expert_bytes(path)
+    info, sizes = plan.info, expert_bytes(model_parts(path))
     if not sizes or info.n_tiers > 1 or info.t1 < 1 or info.price > 0:
         return as_given
     room = plan.pools if info.on_device and len(plan.devices) == 1 else 0
@@ -121,15 +119,6 @@ def choose(
     opened = replace(config, n_ctx=info.n_ctx, n_batch=plan.n_batch)
     both = {"layers": layers, "cache": Placed(config.cache, set_model)}
     return _faster(path, opened, plan, both, keep_going) or as_given
-
-
-def _expert_bytes(path: Path) -> list[int]:
-    """Bytes of the routed experts by layer, 0 where it has none."""
-    sizes: Counter[int] = Counter()
-    for tensor in (tensor for file in model_parts(path) for tensor in file.tensors):
-        if part := routed_part(tensor.name):
-            sizes[part.layer] += tensor.nbytes
-    return [sizes[layer] for layer in range(max(sizes, default=-1) + 1)]
 
 
 def _layers(set_model: SetModel | None, n_cpu: int | None, on_gpu: bool) -> SetModel:

@@ -220,6 +220,15 @@ def model_parts(path: Path) -> list[GgufFile]:
     return files
 
 
+def expert_bytes(parts: Iterable[GgufFile]) -> list[int]:
+    """Bytes of a model's routed experts by layer, 0 where it has none."""
+    sizes: Counter[int] = Counter()
+    for tensor in (tensor for file in parts for tensor in file.tensors):
+        if part := routed_part(tensor.name):
+            sizes[part.layer] += tensor.nbytes
+    return [sizes[layer] for layer in range(max(sizes, default=-1) + 1)]
+
+
 def holds_head(tensor_names: Iterable[str]) -> bool:
     """Tells if one of a model's tensors is of a draft head (MTP)."""
     return any(".nextn.eh_proj." in name for name in tensor_names)

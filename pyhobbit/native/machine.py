@@ -17,19 +17,12 @@ _TOLD_AFTER_S = 2.0
 _PERIOD_S = 0.05
 
 
-def resident_memory() -> int:
-    """Bytes that this process holds now."""
-    return lib.hobbit_resident_memory()
-
-
-def memory_limit() -> int:
-    """Bytes that this process may hold at most, by the machine and by its memory cgroups."""
-    return lib.hobbit_memory_limit()
-
-
-def available_memory() -> int:
-    """Bytes that this process may still take without anything being swapped out or killed."""
-    return lib.hobbit_available_memory()
+resident_memory: Callable[[], int] = lib.hobbit_resident_memory
+"""Bytes that this process holds now."""
+memory_limit: Callable[[], int] = lib.hobbit_memory_limit
+"""Bytes that this process may hold at most, by the machine and by its memory cgroups."""
+available_memory: Callable[[], int] = lib.hobbit_available_memory
+"""Bytes that this process may still take without anything being swapped out or killed."""
 
 
 @contextlib.contextmanager
