@@ -3,11 +3,15 @@
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote, urlsplit
 
@@ -32,6 +36,14 @@ class Hub:
     endless: tuple[str, ...] = ()
     served: list[tuple[str, int]] = field(default_factory=list)
     endpoint: str = ""
+
+    def run(self, folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+        """A command of pyhobbit in a folder, which is HF_HOME as well."""
+        environment = {**os.environ, "HF_ENDPOINT": self.endpoint, "HF_HOME": str(folder)}
+        return subprocess.run(
+            [sys.executable, "-m", "pyhobbit", *map(str, arguments)],
+            env=environment, cwd=folder, capture_output=True, text=True, timeout=300, input="",
+        )  # fmt: skip
 
 
 @contextmanager

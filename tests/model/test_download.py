@@ -2,8 +2,6 @@
 import errno
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -276,43 +274,35 @@ def test_a_folder_without_links_is_named(hub: Hub, tmp_path: Path, monkeypatch: 
 #
 
 
-def _run(hub: Hub, folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf")}
-    command = [sys.executable, "-m", "pyhobbit", *map(str, arguments)]
-    return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, input=""
-    )
-
-
 @pytest.mark.slow
 def test_from_a_repository_to_text(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in TINY_MODEL.iterdir()}
     with serving(Hub({"user/Tiny": files})) as hub:
-        done = _run(hub, tmp_path, "convert", "--low", "q4_0", "--hf-repo", "user/Tiny")
+        done = hub.run(tmp_path, "convert", "--low", "q4_0", "--hf-repo", "user/Tiny")
         assert done.returncode == 0, done.stderr
         assert re.search(r"^pyhobbit: downloading model.safetensors of user/Tiny, \d", done.stderr, re.M)
     output = tmp_path / "Tiny-hobbit.gguf"
     with serving(Hub({"user/Tiny-GGUF": {"Tiny-F16.gguf": output.read_bytes()}})) as hub:
         answer = ("-p", "def f(x):", "-n", 4, "--temp", 0)
-        done = _run(hub, tmp_path, "chat", "user/Tiny-GGUF:f16", *answer)
+        done = hub.run(tmp_path, "chat", "user/Tiny-GGUF:f16", *answer)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == _run(hub, tmp_path, "chat", output, *answer).stdout != ""
-        sidecar = _run(hub, tmp_path, "convert", "--low", "q2_k", "--sidecar", "-hf", "user/Tiny-GGUF")
+        assert done.stdout == hub.run(tmp_path, "chat", output, *answer).stdout != ""
+        sidecar = hub.run(tmp_path, "convert", "--low", "q2_k", "--sidecar", "-hf", "user/Tiny-GGUF")
         assert sidecar.returncode == 1
         assert "tiers" in sidecar.stderr
         assert len(hub.served) == 1
 
 
 def test_errors_come_before_the_download(hub: Hub, tmp_path: Path) -> None:
-    other = _run(hub, tmp_path, "convert", "--low-from", "none.gguf", "--hf-repo", "user/checkpoint")
+    other = hub.run(tmp_path, "convert", "--low-from", "none.gguf", "--hf-repo", "user/checkpoint")
     assert "cannot read none.gguf" in other.stderr
-    done = _run(hub, tmp_path, "convert", "--low", "q4_9", "--hf-repo", "user/checkpoint")
+    done = hub.run(tmp_path, "convert", "--low", "q4_9", "--hf-repo", "user/checkpoint")
     assert done.returncode == 1
     assert "q4_9" in done.stderr
-    done = _run(hub, tmp_path, "chat", "--hf-repo", "user/many", "--t1", 2, "-p", "x")
+    done = hub.run(tmp_path, "chat", "--hf-repo", "user/many", "--t1", 2, "-p", "x")
     assert done.returncode == 2
     assert "between 0 and 1" in done.stderr
     assert hub.served == []
-    done = _run(hub, tmp_path, "chat", "--hf-repo", "user/many:Q3_K", "-p", "x")
+    done = hub.run(tmp_path, "chat", "--hf-repo", "user/many:Q3_K", "-p", "x")
     assert done.returncode == 1
     assert done.stderr == "pyhobbit: error: user/many has no Q3_K; it has Q8_0, UD-IQ2_XXS, q4_k_m\n"

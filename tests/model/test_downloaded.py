@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Content of the cache of downloads, before and after a model is deleted."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -103,9 +100,7 @@ def test_folders_are_listed_with_what_lies_below(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_commands(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
-        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
-        command = [sys.executable, "-m", "pyhobbit", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = hub.run(tmp_path, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -2,9 +2,6 @@
 """The quantisation that is recommended, from lists of files like those of much downloaded repositories."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, permutations
@@ -313,16 +310,10 @@ def test_without_a_network_it_is_a_sentence() -> None:
         Repo("u/m", "http://127.0.0.1:9").sizes()
 
 
-def _run(hub: Hub, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder)}
-    command = [sys.executable, "-m", "pyhobbit", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-
 def test_inspect_shows_the_choices_and_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
     name = "HauhauCS/Qwen3.6-35B-A3B-Uncensored"
     (tmp_path / "pyhobbit-disk-speed").write_text("1000000000")
-    done = _run(hub, tmp_path, "inspect", name, "--memory", "24G", "--disk-speed", "3G")
+    done = hub.run(tmp_path, "inspect", name, "--memory", "24G", "--disk-speed", "3G")
     assert done.returncode == 0, done.stderr
     header, *rows, chosen, others = done.stdout.splitlines()
     assert header.split() == ["QUANT", "SIZE", "EXPERTS", "IN", "MEMORY", "TOKEN/S"]
@@ -333,14 +324,14 @@ def test_inspect_shows_the_choices_and_downloads_nothing(hub: Hub, tmp_path: Pat
     assert others.startswith("next better: ")
     assert "; next faster: " in others
     assert not list(tmp_path.rglob("*.gguf"))
-    document = json.loads(_run(hub, tmp_path, "inspect", name, "--json").stdout)
+    document = json.loads(hub.run(tmp_path, "inspect", name, "--json").stdout)
     assert [each["label"] for each in document["choices"]] == list(REPOS[name][2])
     assert document["machine"]["disk"] == 1e9
-    none = _run(hub, tmp_path, "inspect", "unsloth/Kimi-K3-GGUF", "--memory", "8G", "--disk-speed", "3G")
+    none = hub.run(tmp_path, "inspect", "unsloth/Kimi-K3-GGUF", "--memory", "8G", "--disk-speed", "3G")
     assert none.returncode == 1
     assert none.stdout.count("no room") == 3
     assert "no QUANT fits into memory, not even UD-TQ1_0 with " in none.stderr
-    assert "leave it out" in _run(hub, tmp_path, "inspect", f"{name}:Q6_K", "--disk-speed", "3G").stderr
+    assert "leave it out" in hub.run(tmp_path, "inspect", f"{name}:Q6_K", "--disk-speed", "3G").stderr
 
 
 def test_pull_takes_what_is_recommended_or_there(tmp_path: Path) -> None:
@@ -351,17 +342,17 @@ def test_pull_takes_what_is_recommended_or_there(tmp_path: Path) -> None:
     with serving(
         Hub({"user/m": files, "user/dense": {"M-Q4_0.gguf": _dense(), "M-Q8_0.gguf": _dense()}})
     ) as hub:
-        done = _run(hub, tmp_path, "pull", "user/m")
+        done = hub.run(tmp_path, "pull", "user/m")
         assert done.stdout.strip().endswith("M-Q6_K.gguf"), done.stderr
         assert done.stderr.startswith("pyhobbit: Q6_K is the best that reaches 5 token/s with ")
         assert float((tmp_path / "pyhobbit-disk-speed").read_text()) > 1e6
         assert "pyhobbit: next faster: Q4_K_M, " in done.stderr
-        assert _run(hub, tmp_path, "rm", "user/m:Q6_K").returncode == 0
-        assert _run(hub, tmp_path, "pull", "user/m:Q4_K_M").returncode == 0
+        assert hub.run(tmp_path, "rm", "user/m:Q6_K").returncode == 0
+        assert hub.run(tmp_path, "pull", "user/m:Q4_K_M").returncode == 0
         hub.served.clear()
-        again = _run(hub, tmp_path, "pull", "user/m")
+        again = hub.run(tmp_path, "pull", "user/m")
         assert again.stdout.strip().endswith("M-Q4_K_M.gguf")
         assert (again.stderr, hub.served) == ("", [])
-        dense = _run(hub, tmp_path, "pull", "user/dense")
+        dense = hub.run(tmp_path, "pull", "user/dense")
         assert dense.stdout.strip().endswith("M-Q8_0.gguf")
         assert "user/dense is dense" in dense.stderr
