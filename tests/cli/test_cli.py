@@ -308,36 +308,38 @@ def test_a_wrong_value_is_found_before_the_model_is_touched(
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
-    [(HobbitError("it is so"), 1), (ConfigError("it is so"), 2), (KeyboardInterrupt(), 130)],
+    ("error", "status", "said"),
+    [
+        (HobbitError("it is so"), 1, "pyhobbit: error: it is so\n"),
+        (ConfigError("it is so"), 2, "pyhobbit: error: it is so\n"),
+        (MemoryError(), 1, "pyhobbit: error: there is not enough memory; free some, or use a smaller "),
+        (KeyboardInterrupt(), 130, ""),
+    ],
 )
 def test_each_kind_of_error_has_its_status(
-    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    _fail_with(error, monkeypatch)
+    assert main(["chat", "m.gguf", "-p", "x"]) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(said)
+    assert len(captured.err.splitlines()) == (status != 130)
+
+
+def _fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: object) -> int:
         raise error
 
     monkeypatch.setattr(chat, "chat", fail)
-    assert main(["chat", "m.gguf", "-p", "x"]) == status
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == ("" if status == 130 else "pyhobbit: error: it is so\n")
-
-
-def test_no_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(*_args: object) -> int:
-        raise MemoryError
-
-    monkeypatch.setattr(chat, "chat", fail)
-    assert main(["chat", "m.gguf", "-p", "x"]) == 1
-    assert "there is not enough memory" in _error_line(capsys.readouterr().err)
 
 
 def test_an_error_of_ours_is_no_traceback_but_a_bug_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_args: object) -> int:
-        raise AssertionError
-
-    monkeypatch.setattr(chat, "chat", fail)
+    _fail_with(AssertionError(), monkeypatch)
     with pytest.raises(AssertionError):
         main(["chat", "m.gguf", "-p", "x"])
 

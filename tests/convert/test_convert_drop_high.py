@@ -11,11 +11,9 @@ import pytest
 from convert_fixtures import N_EXPERT, N_LAYER, PARTS, ROUTED, run_converter, tensor_bytes, write_moe
 from gguf import GGUFWriter
 
-from pyhobbit.convert import pipeline
 from pyhobbit.convert.drop_high import drop_high
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
-from pyhobbit.convert.plan import Plan
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import pack_header, read_gguf
@@ -156,22 +154,6 @@ def test_dry_run_writes_nothing(two_tiers: Path, capsys: pytest.CaptureFixture[s
     assert convert(Options(two_tiers, drop_high=0.5, dry_run=True)) is None
     lost = "4 of 8 experts have a high version; the divergences of the others add up to 0.6 nats"
     assert lost in capsys.readouterr().out  # 0.0 + 0.2 + 0.1 + 0.3
-    assert not two_tiers.with_name("model-partial.gguf").exists()
-
-
-def test_what_is_written_is_verified(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.write_output
-
-    def spoil(path: Path, plan: Plan, *args: object) -> object:
-        written = real(path, plan, *args)
-        with path.open("r+b") as file:
-            file.seek(-5000, 2)
-            file.write(bytes([file.read(1)[0] ^ 1]))
-        return written
-
-    monkeypatch.setattr(pipeline, "write_output", spoil)
-    with pytest.raises(HobbitError, match="reads back differently"):
-        convert(Options(two_tiers, drop_high=0.5))
     assert not two_tiers.with_name("model-partial.gguf").exists()
 
 

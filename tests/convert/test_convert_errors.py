@@ -48,9 +48,21 @@ def test_missing_model(tmp_path: Path) -> None:
     assert_refused(tmp_path / "nothing.gguf", says=["does not exist"])
 
 
-def test_unknown_type_lists_the_types(model: Path) -> None:
-    assert_refused(model, "--low", "q4_k_m", says=["unknown type 'q4_k_m': did you mean q4_k?"])
-    assert_refused(model, "--high", "int8", says=["unknown type 'int8'", " q4_0, ", " q4_k, ", " mxfp4, "])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--low", "q4_k_m"), ["unknown type 'q4_k_m': did you mean q4_k?"]),
+        (("--high", "int8"), ["unknown type 'int8'", " q4_0, ", " q4_k, ", " mxfp4, "]),
+        (("-o", "{folder}/model.gguf", "--force"), ["is the model itself"]),
+        (("-o", "{folder}/no/out.gguf"), ["in an existing folder"]),
+        (("--sidecar", "--high", "q8_0"), ["drop --high"]),
+        (("--threads", "0"), ["--threads 0"]),
+        (("--low", "iq2_xxs"), ["importance matrix", "'blk.0.ffn_gate_exps.weight'", "--imatrix"]),
+        (("--low", "iq1_m"), ["importance matrix", "'blk.0.ffn_gate_exps.weight'", "--imatrix"]),
+    ],
+)
+def test_options_that_cannot_be(model: Path, arguments: Sequence[str], says: Sequence[str]) -> None:
+    assert_refused(model, *(each.format(folder=model.parent) for each in arguments), says=says)
 
 
 def test_existing_output(model: Path) -> None:
@@ -60,18 +72,10 @@ def test_existing_output(model: Path) -> None:
     assert output.read_text() == "mine"
 
 
-def test_output_that_is_the_model(model: Path) -> None:
-    assert_refused(model, "-o", model, "--force", says=["is the model itself"])
-
-
 def test_output_that_is_a_split_of_the_model(tmp_path: Path) -> None:
     write_moe(tmp_path / "model.gguf", split_max_tensors=5)
     first, second, *_ = sorted(tmp_path.glob("model-*.gguf"))
     assert_refused(first, "-o", second, "--force", says=["is one of the files to convert"])
-
-
-def test_output_in_a_missing_folder(model: Path) -> None:
-    assert_refused(model, "-o", model.parent / "no" / "out.gguf", says=["in an existing folder"])
 
 
 @pytest.mark.parametrize("sidecar", [False, True])
@@ -104,14 +108,6 @@ def test_experts_that_no_usual_type_halves(tmp_path: Path) -> None:
     assert_refused(model, "--low", "q2_k", says=["choose one of at most 75%, or insist"])
     model = write_moe(tmp_path / "iq1.gguf", "iq1_s")
     assert_refused(model, says=["no usual type has half of them: convert a model in finer types"])
-
-
-def test_sidecar_with_another_high_type(model: Path) -> None:
-    assert_refused(model, "--sidecar", "--high", "q8_0", says=["drop --high"])
-
-
-def test_no_threads(model: Path) -> None:
-    assert_refused(model, "--threads", "0", says=["--threads 0"])
 
 
 def test_dense_model(tmp_path: Path) -> None:
@@ -186,13 +182,6 @@ def test_rows_that_the_blocks_divide_in_no_tensor(tmp_path: Path) -> None:
     assert_refused(model, "--high", "q4_k", says=[*says[:3], "q8_0"])
     assert convert(Options(model)).exists()
     assert convert(Options(model, high="q8_0", force=True)).exists()
-
-
-@pytest.mark.parametrize("ggml_type", ["iq2_xxs", "iq1_m"])
-def test_type_that_wants_an_importance_matrix(model: Path, ggml_type: str) -> None:
-    assert_refused(
-        model, "--low", ggml_type, says=["importance matrix", "'blk.0.ffn_gate_exps.weight'", "--imatrix"]
-    )
 
 
 def test_weights_that_are_not_finite(tmp_path: Path) -> None:

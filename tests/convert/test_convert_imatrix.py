@@ -151,16 +151,15 @@ def test_a_matrix_found_beside_another_model_can_be_left_out(model: Path, sums: 
     assert convert(Options(model, imatrix=Options.no_imatrix)).exists()
 
 
-def test_matrix_without_values_for_experts_is_refused(model: Path, sums: np.ndarray) -> None:
-    path = write_imatrix(model.with_name("other.gguf"), {"output.weight": sums}, COUNTS)
-    with pytest.raises(HobbitError, match="has no values for the experts: it was made from another model"):
-        convert(Options(model, imatrix=path))
-
-
-def test_matrix_of_another_model_is_refused(model: Path, sums: np.ndarray) -> None:
-    path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums[:3]}, COUNTS[:3])
-    with pytest.raises(HobbitError, match=f"768 values for '{NAME}', not 4 x 256: it was made from another"):
-        convert(Options(model, imatrix=path))
+def test_a_matrix_of_another_model_or_without_finite_values_is_refused(model: Path, sums: np.ndarray) -> None:
+    for name, values, message in (
+        ("output.weight", sums, "has no values for the experts: it was made from another model"),
+        (NAME, sums[:3], f"768 values for '{NAME}', not 4 x 256: it was made from another"),
+        (NAME, np.full_like(sums, np.inf), "not finite"),
+    ):
+        path = write_imatrix(model.with_name("imatrix.gguf"), {name: values}, COUNTS[: len(values)])
+        with pytest.raises(HobbitError, match=message):
+            convert(Options(model, imatrix=path))
 
 
 @pytest.mark.parametrize("low", ["iq2_xxs", "iq2_xs", "iq2_s"])
@@ -236,10 +235,3 @@ def test_model_given_as_matrix_and_missing_file_are_refused(model: Path) -> None
         convert(Options(model, imatrix=model))
     with pytest.raises(HobbitError, match=r"cannot read the importance matrix .*: No such file"):
         convert(Options(model, imatrix=model.with_name("none")))
-
-
-def test_values_that_are_not_finite_are_refused(model: Path, sums: np.ndarray) -> None:
-    sums[1, 5] = np.inf
-    path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, COUNTS)
-    with pytest.raises(HobbitError, match="not finite"):
-        convert(Options(model, imatrix=path))
