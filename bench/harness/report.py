@@ -33,7 +33,8 @@ class Results:
     def errors(self) -> list[str]:
         """Errors, without repetitions."""
         failed = (r for group in self._all.values() for r in group if "error" in r)
-        return list(dict.fromkeys(f"{r['arm']}{_at(r['limit'])}: {r['error']}" for r in failed))
+        at = {key[0]: "" if key[0] is None else f" at {key[0]:.0%}" for key in self._all}
+        return list(dict.fromkeys(f"{r['arm']}{at[r['limit']]}: {r['error']}" for r in failed))
 
     def bandwidth(self) -> float | None:
         """Bytes per second of direct reads, the median over the repetitions."""
@@ -41,17 +42,14 @@ class Results:
         known = [rate for rate in rates if rate is not None]
         return median(known) if known else None
 
-    def _roof(self, record: Record) -> float | None:
+    def _of_roof(self, record: Record) -> float | None:
         """With the disk's speed beside this repetition."""
         resident = self.median((None, _RESIDENT), _get("tokens_per_second"))
         missed_bytes = _missed_bytes(record)
         bandwidth = record["disk_bytes_per_second"]
         if resident is None or missed_bytes is None or bandwidth is None:
             return None
-        return 1 / max(1 / resident, missed_bytes / bandwidth)
-
-    def _of_roof(self, record: Record) -> float | None:
-        return _ratio(record["tokens_per_second"], self._roof(record))
+        return record["tokens_per_second"] * max(1 / resident, missed_bytes / bandwidth)
 
     def median(self, key: Key, figure: Callable[[Record], float | None]) -> float | None:
         """Over the repetitions that have this figure."""
@@ -127,10 +125,6 @@ def _missed_bytes(record: Record) -> float | None:
         return None
     unused = 1 - counters["prefetched_used"] / max(1, counters["prefetched"])
     return (counters["bytes_read"] - unused * counters["bytes_prefetched"]) / record["n_decoded"]
-
-
-def _at(limit: float | None) -> str:
-    return "" if limit is None else f" at {limit:.0%}"
 
 
 #

@@ -19,7 +19,8 @@ def projector_bytes(model: Path, projector: Path) -> int:
 
     A larger image may take more. Raises HobbitError where the model cannot have it.
     """
-    _check_file(projector)
+    if not projector.is_file():
+        raise HobbitError(f"there is no file {projector}; --mmproj takes the model's projector, a GGUF file")
     with opening, trimmed_heap(), Session(model, {}, one_sequence(_SIMULATED), simulated=True) as session:
         multimodal().mtmd_helper_log_set(log.callback, None)
         log.start(False)
@@ -30,11 +31,6 @@ def projector_bytes(model: Path, projector: Path) -> int:
             reason = f"it makes {n_embd} numbers of a part of an image, the model takes another number"
             raise _unfit(projector, model, reason)
     return n_bytes + _LIBRARY_BYTES
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise HobbitError(f"there is no file {path}; --mmproj takes the model's projector, a GGUF file")
 
 
 def _unfit(path: Path, model: Path, reason: str | None) -> HobbitError:

@@ -65,11 +65,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:  # after a crash there is the old file or all of the new one
             os.fsync(file.fileno())
         temporary.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -325,16 +325,11 @@ def _scores(seen: Observations) -> np.ndarray:
     return np.concatenate(of_layers, axis=1)
 
 
-def _uses(seen: Observations, i: int, n_experts: int) -> np.ndarray:
-    """How often each expert was chosen in the i-th of the layers seen."""
-    return np.bincount(seen.used(seen.experts, i).ravel(), minlength=n_experts)
-
-
 def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int, ...]:
     """Layers that did not run, and experts that a layer lacks, have none."""
     uses = np.zeros((n_layers, n_experts), np.int64)
-    for i, layer in enumerate(seen.layers):
-        uses[layer] = _uses(seen, i, n_experts)
+    for layer, experts in seen.by_layer().items():
+        uses[layer] = np.bincount(experts.ravel(), minlength=n_experts)
     return tuple(uses.ravel().tolist())
 
 
