@@ -260,7 +260,6 @@ def serving(args: argparse.Namespace, arm: str, share: float | None) -> Iterator
         options += ["--no-repack"]  # a second layout would not be mapped
     system.drop_cached(args.config.parts)
     with (
-        system.readahead(args.model, args.readahead if arm == "mapped" else None),
         system.memory_cgroup(limit) as cgroup,
         TemporaryFile() as log,
         subprocess.Popen(cgroup.joining([*command, *options]), stdout=log, stderr=log, cwd="/") as process,
@@ -334,7 +333,6 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--reps", type=int, default=3, metavar="N", help="repetitions, with medians (default: %(default)s)")
     add("--prompt", type=int, default=4000, metavar="N", help="tokens of the long one (default: %(default)s)")
     add("--ctx", type=int, default=8192, metavar="N", help="context of all clients (default: %(default)s)")
-    add("--readahead", type=int, metavar="KIB", help="readahead of the disk, under the arm mapped")
     add("--stock", type=Path, default=BenchConfig.stock, metavar="DIR", help="programs of make stock")
     add("--json", action="store_true", help="print a line of JSON for each result in place of tables")
     add("--quick", action="store_true", help="one repetition of short requests, to try it out")

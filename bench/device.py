@@ -51,7 +51,6 @@ ARMS = (
     ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
     ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
-    ours("ours-auto-noprefetch", "as ours-auto, without prefetch", mode="auto", prefetch=0),
     ours("ours-twiddler", "as ours-auto, by Twiddler's Algorithm 1; not its placement", mode="twiddler"),
     ours(
         "ours-daop",

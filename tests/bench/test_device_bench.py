@@ -23,7 +23,7 @@ from bench.harness.shapes import SHAPES
 N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
 TINY_EXPERT = 3 * TINY.n_embd * TINY.n_ff * 34 // 32  # bytes in q8_0
-OURS = ["ours-gpu", "ours-cooperative", "ours-auto", "ours-auto-noprefetch", "ours-twiddler"]
+OURS = ["ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler"]
 LOSSLESS = ["stock", "demand", *OURS]
 HOBBIT = ["hobbit-cooperative-2", *(f"hobbit-gpu-{n}" for n in range(4))]
 ARMS = ["demand", "demand-rank", "stock", "stock-repacked", *OURS, "ours-daop", *HOBBIT, "ours-eq2"]
