@@ -295,9 +295,8 @@ TEST_CASE("a demand takes the slot of a prefetch that has not begun, and waits f
     c.allocate(tier_id::high, 1);
     REQUIRE(c.cache.prefetch({ 1, 0 }, tier_id::high, ALL));
     c.reader.wait_begun(1); // its first part is being read, the gate is shut
-    std::thread opener([&] { c.reader.open_gate(); });
+    c.on_wait = [&] { c.reader.open_gate(); };
     REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
-    opener.join();
     CHECK_FALSE(c.cache.holds({ 1, 0 }, tier_id::high, {}));
     c.cache.request({ 0, 0 }, tier_id::high, ALL);
     CHECK(c.cache.wait({ 0, 0 }, tier_id::high, ALL).ok());
@@ -348,9 +347,8 @@ TEST_CASE("a demand without a free slot ends the filling") {
     c.allocate(tier_id::high, 2);
     c.cache.fill(tier_id::high, { { 1, 0 }, { 1, 1 } });
     c.reader.wait_begun(1); // a part of 1/0, the gate is shut
-    std::thread opener([&] { c.reader.open_gate(); });
+    c.on_wait = [&] { c.reader.open_gate(); };
     REQUIRE(c.cache.acquire({ 0, 0 }, tier_id::high));
-    opener.join();
     CHECK_FALSE(c.cache.holds({ 1, 1 }, tier_id::high, ALL));
     c.cache.request({ 0, 0 }, tier_id::high, ALL);
     CHECK(c.cache.wait({ 0, 0 }, tier_id::high, ALL).ok());

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,14 @@ static const std::string & both() {
     static const std::string names =
         ggml_backend_dev_name(rpc_device()) + std::string(",") + ggml_backend_dev_name(second_device());
     return names;
+}
+
+// Waits for what happens in the background.
+static bool becomes(const std::function<bool()> & is_so) {
+    for (int n = 0; n < 12000 && !is_so(); n++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return is_so();
 }
 
 // Allocates the pools.
@@ -78,11 +87,8 @@ TEST_CASE("each device computes the layers that it is given, with pools of its o
         CHECK(device_of(model, 0).pool_slots_high == 0);
         prepare(model);
 
-        const auto uploads_to = [&](size_t i) { // perhaps in the background
-            for (int n = 0; n < 1000 && device_of(model, i).bytes_transferred == 0; n++) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(10));
-            }
-            return device_of(model, i).bytes_transferred > 0;
+        const auto uploads_to = [&](size_t i) {
+            return becomes([&] { return device_of(model, i).bytes_transferred > 0; });
         };
         CHECK(compute(model, input, 0) == stock(f, input, 0));
         CHECK(uploads_to(1));
@@ -92,13 +98,7 @@ TEST_CASE("each device computes the layers that it is given, with pools of its o
         const auto by_device = [&] {
             return device_of(model, 0).bytes_transferred + device_of(model, 1).bytes_transferred;
         };
-        const auto agree = [&] { return by_device() == counter_of(model, "bytes_transferred"); };
-        bool       ok    = agree();
-        for (int i = 0; i < 1000 && !ok; i++) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(10)); // a background upload is being counted
-            ok = agree();
-        }
-        CHECK(ok);
+        CHECK(becomes([&] { return by_device() == counter_of(model, "bytes_transferred"); }));
         CHECK(counter_of(model, "layers_computed") == 2);
     }
 }
@@ -270,10 +270,7 @@ TEST_CASE("each device is filled with the most used experts of its own layers") 
     const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
     prepare(model);
     const auto is_full = [&](size_t i) { return device_of(model, i).bytes_transferred == uint64_t(2 * slot); };
-    for (int i = 0; i < 3000 && !(is_full(0) && is_full(1)); i++) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    CHECK((is_full(0) && is_full(1)));
+    CHECK(becomes([&] { return is_full(0) && is_full(1); }));
 
     const std::vector<int32_t> most_used[] = { { 1, 2 }, { 3, 0 } };
     for (const int32_t block : { 0, 1 }) {

@@ -7,7 +7,6 @@
 #include "ggml-alloc.h"
 #include "ggml-cpu.h"
 
-#include <chrono>
 #include <cstring>
 #include <doctest/doctest.h>
 #include <memory>
@@ -111,10 +110,8 @@ TEST_CASE("rows of more than one window are read several at once") {
     lookup      l(GGML_TYPE_F32, rows);
     status      result;
     std::thread computes([&] { result = embedding.compute(l.op); });
-    for (int i = 0; i < 500 && reader.begun().size() < embedding_reader::n_threads; i++) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    CHECK(reader.begun().size() == embedding_reader::n_threads); // though none has ended
+    CHECK(reader.wait_begun(embedding_reader::n_threads).size() ==
+          embedding_reader::n_threads); // though none has ended
     reader.open_gate();
     computes.join();
     REQUIRE(result.ok());
