@@ -48,7 +48,7 @@ def run_pyhobbit(tmp_path_factory: pytest.TempPathFactory) -> RunPyhobbit:
     """Runs the installed `pyhobbit ARGS...`, not in the checkout, whose folder pyhobbit/ has no libraries."""
     folder = tmp_path_factory.mktemp("cwd")
 
-    def run(*args: object, stdin: str = "", timeout: float = 300) -> "subprocess.CompletedProcess[str]":
+    def run(*args: object, stdin: str = "", timeout: float = 900) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "pyhobbit", *map(str, args)]
         return subprocess.run(
             command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=timeout
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ.pop(models.FOLDER))
+        shutil.rmtree(os.environ.pop(models.FOLDER), ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

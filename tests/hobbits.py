@@ -32,7 +32,7 @@ def run_script(body: str, *arguments: object, **environment: str) -> str:
         [sys.executable, "-P", *_STRICT, "-c", body, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env={**os.environ, **environment},
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = shlex.split(os.environ.get("LOGITS_PYTHON", shlex.quote(sys.executable)))
 N_THREADS = 2
 N_CTX = 1024
-TIMEOUT_S = int(os.environ.get("LOGITS_TIMEOUT_S", "300"))
+TIMEOUT_S = int(os.environ.get("LOGITS_TIMEOUT_S", "900"))
 GPU_TIMEOUT_S = 1800  # a software device compiles every kernel when it is first used
 GPU_ENVIRONMENT = {
     "GGML_VK_VISIBLE_DEVICES": "0",  # software devices are devices, too

@@ -28,7 +28,7 @@ STOCK_TOOLS = Path(os.environ.get("STOCK_TOOLS", STOCK_DIR))  # its programs for
 LIB_DIR = Path(os.environ.get("LIB_DIR", paths.LIB_DIR))  # another llama.cpp's: docs/upgrading.md
 TINY = ROOT / "tests/tiny_moe"
 MIXED = "f16,q8_0,q4_0,q5_0,q4_k"  # five types over three parts: mixed within and between layers
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 FOLDER = "PYHOBBIT_TEST_MODELS"  # variable with the folder of a test run: conftest.py makes and removes it
 
 

@@ -65,7 +65,7 @@ def memory_cgroup(limit: int | None) -> Iterator[Cgroup]:
             _set_limit(folder, limit, v2)
         yield Cgroup(folder / "cgroup.procs", folder / ("memory.peak" if v2 else "memory.max_usage_in_bytes"))
     finally:
-        _remove(folder)
+        remove_cgroup(folder)
 
 
 def _set_limit(folder: Path, limit: int, v2: bool) -> None:
@@ -76,8 +76,8 @@ def _set_limit(folder: Path, limit: int, v2: bool) -> None:
         (folder / swap).write_text(str(value))
 
 
-def _remove(folder: Path) -> None:
-    for _ in range(50):  # a killed process takes a moment to leave
+def remove_cgroup(folder: Path) -> None:
+    for _ in range(600):  # a killed process takes a moment to leave
         try:
             folder.rmdir()
             return

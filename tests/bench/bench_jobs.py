@@ -26,7 +26,7 @@ def routes(folder: Path, shape: routing.MoeShape, trace: Path | None) -> Path:
 def measure(model: Path, routing_file: Path, **options: Any) -> job.Measured:
     """In a process of its own, as the bench does it."""
     what = job.Job(
-        str(model), routing=str(routing_file), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=30, **options
+        str(model), routing=str(routing_file), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=99, **options
     )
     done = runner.start(what, None)
     assert done.returncode == 0, done.stderr[-2000:]

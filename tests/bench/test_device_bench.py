@@ -44,7 +44,7 @@ def _bench(folder: Path, out: Path, rpc: str, **options: Any) -> "subprocess.Com
     words = [word for name, value in given.items() for word in (name, *np.atleast_1d(value))]
     return subprocess.run(
         [sys.executable, "-m", "bench.device", *map(str, words)],
-        capture_output=True, text=True, timeout=300, cwd=models.ROOT,
+        capture_output=True, text=True, timeout=1800, cwd=models.ROOT,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def _run(
     words += ["--share", str(share), "--tokens", "24", "--warm-up", "24", "--folder", str(folder), "--json"]
     words += ["--stock", str(models.stock_dir()), "--arms", *arms]
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=300, cwd=models.ROOT, check=False
+        [sys.executable, *words], capture_output=True, text=True, timeout=900, cwd=models.ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -185,7 +185,7 @@ def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
         [sys.executable, modelled.SOURCES / "placing.py", models.tiny(), "14000000"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env=os.environ | environment,
         check=False,
     )

@@ -21,7 +21,7 @@ from pyhobbit.model.model_file import read_model_file
 
 TEXT = TESTS / "tiny_moe" / "heldout.txt"
 PARTS = ("routing", "answers", "skipping", "systems", "confidence", "prompts")
-GIVEN = ("--text", TEXT, "--chunks", 2, "--threads", 1)
+GIVEN = ("--text", TEXT, "--chunks", 2, "--threads", 1, "--hours", 99)
 
 pytestmark = pytest.mark.model
 
@@ -30,7 +30,7 @@ def _report(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     words = [models.tiny_tiers("q8_0", "q2_k"), *GIVEN, "--output", folder, *options]
     return subprocess.run(
         [sys.executable, models.ROOT / "bench/report.py", *map(str, words)],
-        cwd=folder.parent, capture_output=True, text=True, timeout=600, check=False,
+        cwd=folder.parent, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
 
 

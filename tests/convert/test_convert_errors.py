@@ -279,7 +279,7 @@ def test_interruption_leaves_no_file(tmp_path: Path, number: signal.Signals) -> 
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=300)
     if number == signal.SIGINT:
         assert process.returncode == 130
     else:

@@ -32,7 +32,7 @@ PAGE = models.ROOT / "docs/architectures.md"
 PLANS = ("decode", "prompt", "sequences")
 SETTINGS = ("smallest", "half", "prefetch")
 GROUP = 6  # architectures per process: starting one takes as long as computing one
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True)

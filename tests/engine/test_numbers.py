@@ -179,7 +179,7 @@ def test_calibration_and_analyses_count_each_layers_own_number(
         )
         assert done.returncode == 0, done.stderr
     parts = ["--parts", "routing", "skipping", "--output", str(tmp_path)]
-    assert report.main([str(uneven), "--text", str(text), "--chunks", "3", *parts]) == 0
+    assert report.main([str(uneven), "--text", str(text), "--chunks", "3", "--hours", "99", *parts]) == 0
     assert (tmp_path / "lines.jsonl").read_text().count('"figures"') == 2
     with Engine(uneven, EngineConfig(cache=CacheConfig(pools=4 << 20), n_ctx=64)) as engine:
         info = engine.info()

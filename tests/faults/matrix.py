@@ -32,7 +32,7 @@ sys.path.insert(0, str(HERE.parent))
 import models  # noqa: E402
 import servers  # noqa: E402
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 READS = (
     *("EIO", "EAGAIN", "ESTALE", "EINTR", "ENOMEM", "short", "one", "end", "slow", "hang"),
     *("truncate", "replace", "delete"),

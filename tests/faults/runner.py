@@ -25,7 +25,7 @@ from pyhobbit.errors import HobbitError
 
 PROMPT = "def read_file(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write_file("
 N_DECODED = 12
-READ_TIMEOUT_S = {True: 2, False: 50}  # where a read hangs, and elsewhere: a busy machine is slow
+READ_TIMEOUT_S = {True: 8, False: 50}  # where a read hangs, and elsewhere: a busy machine is slow
 shim = ctypes.CDLL(None)
 
 

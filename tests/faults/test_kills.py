@@ -30,7 +30,7 @@ def kill_when(command: list[object], folder: Path, n_files: int) -> None:
     while process.poll() is None and len(list(folder.iterdir())) < n_files:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=300)[1]
     assert process.returncode in (0, -signal.SIGKILL), said
 
 

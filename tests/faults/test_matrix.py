@@ -15,7 +15,7 @@ import pytest
 from conftest import RunPyhobbit
 from servers import END_TIMEOUT_S, PROMPT, serving
 
-HUNG_S = 10  # the server's health is told after 3
+HUNG_S = 20  # the server's health is told after 3
 
 
 def test_faults_end_in_the_right_text_or_a_clear_error(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_server_whose_disk_hangs_says_so(tmp_path: Path, monkeypatch: pytest.M
         assert server.request("/hobbit").json["reads"] > 0
         assert "hobbit_reads_total" in server.request("/metrics").text
         assert asking.is_alive()
-        asking.join(60)
+        asking.join(300)
         assert answers[0].status == 500
         assert f"the disk has not answered a read for {HUNG_S} s" in answers[0].error
         assert server.request("/health").status == 503

@@ -72,13 +72,12 @@ class Run:
 
 
 def _wait_for_fill(engine: Engine, is_calibrated: bool) -> None:
-    """A calibration's most used experts are read in the background."""
-    end, n_bytes = time.monotonic() + 60, -1
-    least = 0.9 * engine.info().pool_bytes_high * is_calibrated
-    while engine.stats().cache.bytes_read != n_bytes or n_bytes < least:
+    """A calibration's most used experts are read in the background, each in three parts."""
+    info, end = engine.info(), time.monotonic() + 300
+    n_reads = 3 * (info.pool_slots_high + info.pool_slots_low) * is_calibrated
+    while engine.stats().cache.reads < n_reads:
         assert time.monotonic() < end
-        n_bytes = engine.stats().cache.bytes_read
-        time.sleep(0.3)
+        time.sleep(0.05)
 
 
 def _calibrated(source: Path, folder: Path, **found: Any) -> Path:
