@@ -17,7 +17,7 @@ _SHARPER = 1.5  # where norms take the size from queries and keys
 
 @dataclass(frozen=True)
 class Shape:
-    """One model. n_ff: inner size of one routed expert.  qk_norm: norms of queries and keys by head.
+    """One model. n_ff: inner size of one routed expert.  qk_norm: what the norms of queries and keys span.
 
     sinks: attention sinks, biases of attention, router and experts, a sliding window.
     """
@@ -32,7 +32,7 @@ class Shape:
     n_expert: int
     n_used: int
     n_vocab: int
-    qk_norm: bool = False
+    qk_norm: Literal["none", "head", "all"] = "none"
     sinks: bool = False
     keys: dict[str, int | float] = field(default_factory=dict)
 
@@ -43,13 +43,14 @@ class Shape:
 
 SHAPES = {
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000),
-    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm=True),
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm="head"),
     "gpt-oss-120b": Shape(
         "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True,
         keys={"attention.sliding_window": 128},
     ),
-    "flash-next": Shape("qwen3moe", 48, 2560, 32, 4, 128, 640, 512, 10, 151936, qk_norm=True),
-    "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm=True),  # to try the bench out
+    "flash-next": Shape("qwen3moe", 48, 2560, 32, 4, 128, 640, 512, 10, 151936, qk_norm="head"),
+    "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
+    "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
 }  # fmt: skip
 
 
@@ -118,9 +119,9 @@ def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
     yield _matrix("attn_v", s.n_embd, n_kv)
     yield _matrix("attn_output", n_q, s.n_embd, gain=gain)
     yield from _biases(s.sinks, attn_q=n_q, attn_k=n_kv, attn_v=n_kv, attn_output=s.n_embd)
-    if s.qk_norm:
-        yield _norm("attn_q_norm", s.head_dim, _SHARPER)
-        yield _norm("attn_k_norm", s.head_dim)
+    if s.qk_norm != "none":
+        yield _norm("attn_q_norm", n_q if s.qk_norm == "all" else s.head_dim, _SHARPER)
+        yield _norm("attn_k_norm", n_kv if s.qk_norm == "all" else s.head_dim)
     if s.sinks:
         yield RandomTensor("attn_sinks.weight", (s.n_head,), "f32", 0.1)
 

@@ -143,8 +143,8 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
     """Small versions of them compute finite logits, in stock, and in ours all in memory and mixed."""
     shape = SHAPES[name]
     small = replace(
-        shape, n_layer=2, n_embd=256, n_head=4, n_head_kv=2, head_dim=64, n_ff=256,
-        n_expert=64, n_used=2, n_vocab=600,
+        shape, n_layer=2, n_embd=256, n_head=4, n_head_kv=4 if shape.qk_norm == "all" else 2, head_dim=64,
+        n_ff=256, n_expert=64, n_used=2, n_vocab=600,
     )  # fmt: skip
     model = generate.write_model(tmp_path, name, small, "q4_0")
     low_tier = {"sidecar": generate.write_low_tier(model, small, "q2_k").name, "t1": 0.0, "t2": 1.0}
