@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gguf.constants import GGUFValueType
 from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
@@ -29,8 +28,6 @@ from pyhobbit.model.gguf_file import (
     KeyValue,
     TensorInfo,
     pack_header,
-    scalar_entry,
-    string_entry,
     tensor_nbytes,
 )
 from pyhobbit.model.quantize import GgmlType, type_by_name
@@ -39,7 +36,7 @@ from pyhobbit.model.tiers import (
     HIGH,
     LOW,
     MOST_LOW,
-    SIDECAR_ARCHITECTURE,
+    alignment_entry,
     default_low_types,
     routed_part,
     sidecar_metadata,
@@ -314,15 +311,11 @@ def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | No
 
 
 def _metadata(model: GgufFile, recipe: Recipe) -> list[KeyValue]:
-    alignment = scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
     if recipe.sidecar:
-        kept = {"general.architecture": string_entry("general.architecture", SIDECAR_ARCHITECTURE)}
-        own = tier_metadata() + sidecar_metadata(model.path, model.size, model.tensors)
-    else:
-        kept = dict(model.metadata)
-        own = tier_metadata()
-    kept[alignment.key] = alignment  # stays where the source had it
-    return [*kept.values(), *own]
+        return sidecar_metadata(model)
+    alignment = alignment_entry()
+    # the alignment stays where the source had it
+    return [*{**model.metadata, alignment.key: alignment}.values(), *tier_metadata()]
 
 
 def _check_disk(output: Path, needed: int) -> None:

@@ -35,10 +35,8 @@ from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
 from pyhobbit.model.tiers import (
     ALIGNMENT,
     LOW,
-    SIDECAR_ARCHITECTURE,
     routed_part,
     sidecar_metadata,
-    tier_metadata,
     tier_tensor_name,
 )
 from pyhobbit.native.files import atomic_output
@@ -82,18 +80,8 @@ def write_low_tier(model: Path, shape: Shape, kind: str) -> Path:
         for t in tensors(shape)
         if (part := routed_part(t.name))
     ]
-    _write(path, _sidecar_entries(model), low, {"expert": type_by_name(kind)}, ALIGNMENT)
+    _write(path, sidecar_metadata(read_gguf(model)), low, {"expert": type_by_name(kind)}, ALIGNMENT)
     return path
-
-
-def _sidecar_entries(model: Path) -> list[KeyValue]:
-    base = read_gguf(model)
-    return [
-        string_entry("general.architecture", SIDECAR_ARCHITECTURE),
-        scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT),
-        *tier_metadata(),
-        *sidecar_metadata(model, base.size, base.tensors),
-    ]
 
 
 def _number_entry(key: str, value: int | float) -> KeyValue:

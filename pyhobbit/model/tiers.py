@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from gguf.constants import GGUFValueType
 
@@ -162,12 +161,20 @@ def read_tiers(file: GgufFile) -> Tiers:
     return Tiers(tuple(names), file.get("hobbit.base_tier", names[0]), partial)
 
 
-def sidecar_metadata(base: Path, base_size: int, tensors: Iterable[TensorInfo]) -> list[KeyValue]:
+def alignment_entry() -> KeyValue:
+    return scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
+
+
+def sidecar_metadata(base: GgufFile) -> list[KeyValue]:
+    """All keys of a model's sidecar."""
     return [
+        string_entry("general.architecture", SIDECAR_ARCHITECTURE),
+        alignment_entry(),
+        *tier_metadata(),
         scalar_entry("hobbit.sidecar", GGUFValueType.BOOL, True),
-        string_entry("hobbit.sidecar.base_name", base.name),
-        scalar_entry("hobbit.sidecar.base_size", GGUFValueType.UINT64, base_size),
-        scalar_entry("hobbit.sidecar.base_fingerprint", GGUFValueType.UINT64, fingerprint(tensors)),
+        string_entry("hobbit.sidecar.base_name", base.path.name),
+        scalar_entry("hobbit.sidecar.base_size", GGUFValueType.UINT64, base.size),
+        scalar_entry("hobbit.sidecar.base_fingerprint", GGUFValueType.UINT64, fingerprint(base.tensors)),
     ]
 
 
