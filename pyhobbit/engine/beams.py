@@ -52,7 +52,9 @@ def search(
                 fork.append((parent, token))
                 new.append(Hypothesis((*tokens, token), score))
         open_, ended = new, _best(ended, n_beams)
-        if n_tokens == max_tokens or not open_ or _is_decided(open_, ended, n_beams):
+        # a score never grows, so what has ended above all that is open stays above it
+        is_decided = len(ended) >= n_beams and open_ and ended[-1].score >= open_[0].score
+        if n_tokens == max_tokens or not open_ or is_decided:
             break
         extended = extend(fork)
         if extended is None:
@@ -77,11 +79,6 @@ def best_continuations(scores: Sequence[float], logits: np.ndarray, n: int) -> l
 
 def _best(hypotheses: Sequence[Hypothesis], n: int) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda each: -each.score)[:n]
-
-
-def _is_decided(open_: Sequence[Hypothesis], ended: Sequence[Hypothesis], n_beams: int) -> bool:
-    """A score never grows, so what has ended above all that is open stays above it."""
-    return len(ended) >= n_beams and ended[-1].score >= open_[0].score
 
 
 def assign(

@@ -156,10 +156,6 @@ class LoadedModel:
     def n_embd(self) -> int:
         return llama.llama_model_n_embd(self.pointer)
 
-    def n_embd_inputs(self) -> int:
-        """Numbers of a token or of a part of an image, as the model takes them."""
-        return llama.llama_model_n_embd_inp(self.pointer)
-
     def has_state(self) -> bool:
         """True if a sequence has a state that cannot go back to an earlier token."""
         is_recurrent = llama.llama_model_is_recurrent(self.pointer)

@@ -6,7 +6,7 @@ from pathlib import Path
 from pyhobbit.engine.llama import log, opening
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.ffi import multimodal, projector_sizes
+from pyhobbit.native.ffi import llama, multimodal, projector_sizes
 from pyhobbit.native.machine import trimmed_heap
 from pyhobbit.settings.config import EngineConfig
 
@@ -27,7 +27,7 @@ def projector_bytes(model: Path, projector: Path) -> int:
         n_bytes, n_embd = projector_sizes(bytes(projector))
         if not n_bytes:
             raise _unfit(projector, model, log.reason() or "it holds no projector")
-        if n_embd != session.model.n_embd_inputs():
+        if n_embd != llama.llama_model_n_embd_inp(session.model.pointer):
             reason = f"it makes {n_embd} numbers of a part of an image, the model takes another number"
             raise _unfit(projector, model, reason)
     return n_bytes + _LIBRARY_BYTES
