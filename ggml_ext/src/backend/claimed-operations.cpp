@@ -3,7 +3,6 @@
 
 #include "backend/ggml-hobbit.h"
 #include "backend/split-runner.h"
-#include "model/expert-index.h"
 
 #include <cstring>
 

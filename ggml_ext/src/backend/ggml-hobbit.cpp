@@ -10,7 +10,6 @@
 #include "graph/inner-graph.h"
 #include "graph/lazy-backend.h"
 #include "hobbit.h"
-#include "model/expert-index.h"
 
 #include <algorithm>
 #include <map>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "ggml-backend-impl.h"
+#include "ggml-backend.h"
 #include "model/expert.h"
 
 #include <string>

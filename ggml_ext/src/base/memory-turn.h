@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <memory>
-#include <sys/types.h>
 
 namespace hobbit {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ggml-backend.h"
-#include "model/expert-index.h"
+#include "model/expert.h"
 
 #include <cstddef>
 #include <cstdint>

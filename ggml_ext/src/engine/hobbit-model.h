@@ -9,7 +9,6 @@
 #include "engine/device-engine.h"
 #include "engine/settings.h"
 #include "execute/moe-executor.h"
-#include "ggml-backend-impl.h"
 #include "graph/inner-graph.h"
 #include "hobbit.h"
 #include "io/embedding-reader.h"

@@ -4,7 +4,6 @@
 #include "base/memory-turn.h"
 #include "base/system-memory.h"
 #include "engine/hobbit-model.h"
-#include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "model/use-rates.h"
 

@@ -18,7 +18,6 @@
 #include "plan/sequence-thresholds.h"
 #include "predict/prefetcher.h"
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>

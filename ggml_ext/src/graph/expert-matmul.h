@@ -7,7 +7,6 @@
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
 
-#include <cstdint>
 #include <vector>
 
 namespace hobbit {

@@ -7,7 +7,6 @@
 #include "base/thread-annotations.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
-#include "ggml-cpu.h"
 #include "io/awake-clock.h"
 #include "io/chunk-queue.h"
 #include "io/file-reader.h"

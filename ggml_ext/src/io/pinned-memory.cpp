@@ -3,7 +3,6 @@
 
 #include "base/system-memory.h"
 #include "ggml-cpp.h"
-#include "ggml-cpu.h"
 #include "ggml-impl.h"
 
 namespace hobbit {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "base/status.h"
-#include "ggml.h"
 #include "model/calibration.h"
 #include "model/expert.h"
 #include "model/gguf-file.h"

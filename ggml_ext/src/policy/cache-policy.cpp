@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "policy/cache-policy.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace hobbit {

@@ -2,7 +2,6 @@
 #include "simulate/simulator.h"
 
 #include "cache/resident-set.h"
-#include "model/expert-index.h"
 #include "model/stored-paths.h"
 #include "model/use-rates.h"
 #include "plan/layer-step.h"

@@ -2,7 +2,6 @@
 #include "doors/layer-hooks.h"
 #include "ggml-backend.h"
 #include "ggml-impl.h"
-#include "graph/expert-matmul.h"
 #include "graph/stage.h"
 #include "mechanisms/replacement/replacement-settings.h"
 #include "mechanisms/replacement/replacement.h"
