@@ -165,8 +165,8 @@ void expert_index::find_embedding(const std::vector<gguf_file> & files) {
 //
 
 status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
-    const char *             path = file.path().c_str();
-    std::vector<std::string> names;
+    const char *                  path = file.path().c_str();
+    std::vector<std::string_view> names;
     if (!file.find_strings("hobbit.tiers", names)) {
         const auto is_of_tier = [](const gguf_file::tensor & t) { return is_tier_tensor(t.name); };
         return file.has("hobbit.version") || std::any_of(file.tensors().begin(), file.tensors().end(), is_of_tier)
@@ -180,7 +180,7 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     if (version != 1 && version != 3) {
         return status::error("'%s' is of hobbit format version %g, this program reads versions 1 and 3", path, version);
     }
-    if (names != std::vector<std::string>{ "high", "low" }) {
+    if (names != std::vector<std::string_view>{ "high", "low" }) {
         return status::error("'%s' declares other tiers than high and low: convert it again", path);
     }
     const auto text = [&](const char * key, std::string missing) {

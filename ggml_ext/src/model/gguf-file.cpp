@@ -10,9 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <regex>
-#include <string_view>
 #include <sys/stat.h>
-#include <unordered_set>
 
 namespace fs = std::filesystem;
 
@@ -97,17 +95,14 @@ bool gguf_file::find_number(const std::string & key, double & value) const {
     if (id < 0) {
         return false;
     }
-    gguf_type type = gguf_get_kv_type(gguf_.get(), id);
-    if (type != GGUF_TYPE_ARRAY) {
-        return type != GGUF_TYPE_STRING && number_at(type, gguf_get_val_data(gguf_.get(), id), 0, value);
-    }
-
-    type           = gguf_get_arr_type(gguf_.get(), id);
-    const size_t n = gguf_get_arr_n(gguf_.get(), id);
+    const gguf_context * gguf     = gguf_.get();
+    const bool           is_array = gguf_get_kv_type(gguf, id) == GGUF_TYPE_ARRAY;
+    const gguf_type      type     = is_array ? gguf_get_arr_type(gguf, id) : gguf_get_kv_type(gguf, id);
+    const size_t         n        = is_array ? gguf_get_arr_n(gguf, id) : 1;
     if (type == GGUF_TYPE_STRING || n == 0) {
         return false;
     }
-    const void * data = gguf_get_arr_data(gguf_.get(), id);
+    const void * data = is_array ? gguf_get_arr_data(gguf, id) : gguf_get_val_data(gguf, id);
     bool         ok   = number_at(type, data, 0, value);
     for (size_t i = 1; ok && i < n; i++) {
         double element = 0;
@@ -135,14 +130,6 @@ bool gguf_file::find_string(const std::string & key, std::string & value) const 
     return true;
 }
 
-static std::vector<std::string_view> strings_of(const gguf_context * gguf, int64_t id) {
-    std::vector<std::string_view> values;
-    for (size_t i = 0; i < gguf_get_arr_n(gguf, id); i++) {
-        values.emplace_back(gguf_get_arr_str(gguf, id, i));
-    }
-    return values;
-}
-
 int64_t gguf_file::find_array_of(const std::string & key, int type) const {
     const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
     const bool    is =
@@ -150,27 +137,12 @@ int64_t gguf_file::find_array_of(const std::string & key, int type) const {
     return is ? id : -1;
 }
 
-bool gguf_file::find_strings(const std::string & key, std::vector<std::string> & values) const {
+bool gguf_file::find_strings(const std::string & key, std::vector<std::string_view> & values) const {
     const int64_t id = find_array_of(key, GGUF_TYPE_STRING);
-    if (id < 0) {
-        return false;
+    for (size_t i = 0; id >= 0 && i < gguf_get_arr_n(gguf_.get(), id); i++) {
+        values.emplace_back(gguf_get_arr_str(gguf_.get(), id, i));
     }
-    const auto found = strings_of(gguf_.get(), id);
-    values.insert(values.end(), found.begin(), found.end());
-    return true;
-}
-
-bool gguf_file::find_repeated(const std::string & key, std::string & value) const {
-    const int64_t id = find_array_of(key, GGUF_TYPE_STRING);
-    if (id < 0) {
-        return false;
-    }
-    const auto                           found = strings_of(gguf_.get(), id);
-    std::unordered_set<std::string_view> seen(found.size());
-    const auto                           it = std::find_if(found.begin(), found.end(),
-                                                           [&](std::string_view text) { return !text.empty() && !seen.insert(text).second; });
-    value                                   = it == found.end() ? "" : *it;
-    return it != found.end();
+    return id >= 0;
 }
 
 template <typename T>

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 struct gguf_context;
@@ -40,9 +41,7 @@ class gguf_file {
     bool find_number(const std::string & key, double & value) const;
     bool find_u64(const std::string & key, uint64_t & value) const;
     bool find_string(const std::string & key, std::string & value) const;
-    bool find_strings(const std::string & key, std::vector<std::string> & values) const;
-    // A text that the array of texts has twice; empty ones do not count.
-    bool find_repeated(const std::string & key, std::string & value) const;
+    bool find_strings(const std::string & key, std::vector<std::string_view> & values) const; // in the file's memory
     bool find_ints(const std::string & key, std::vector<int32_t> & values) const;
     bool find_floats(const std::string & key, std::vector<float> & values) const;
 

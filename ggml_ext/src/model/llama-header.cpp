@@ -4,6 +4,9 @@
 #include "hobbit.h"
 
 #include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
 
 uint32_t hobbit_max_experts(void) {
     return LLAMA_MAX_EXPERTS;
@@ -37,14 +40,21 @@ static status check_counts(const gguf_file & file, const std::string & arch) {
 
 // llama.cpp ends the process where two tokens have one text. hybriddna's may: it tells them apart by itself.
 static status check_vocabulary(const gguf_file & file) {
-    std::string kind;
-    std::string text;
+    std::string                   kind;
+    std::vector<std::string_view> tokens;
     if ((file.find_string("tokenizer.ggml.model", kind) && kind == "hybriddna") ||
-        !file.find_repeated("tokenizer.ggml.tokens", text)) {
+        !file.find_strings("tokenizer.ggml.tokens", tokens)) {
         return {};
     }
-    return status::error("'%s' is damaged: its vocabulary has the token '%s' twice; download or convert it again",
-                         file.path().c_str(), text.c_str());
+    std::unordered_set<std::string_view> seen(tokens.size());
+    for (const std::string_view token : tokens) {
+        if (!token.empty() && !seen.insert(token).second) {
+            return status::
+                error("'%s' is damaged: its vocabulary has the token '%s' twice; download or convert it again",
+                      file.path().c_str(), token.data());
+        }
+    }
+    return {};
 }
 
 status check_llama_header(const gguf_file & file) {

@@ -90,11 +90,11 @@ TEST_CASE("a key is found only as what it is") {
     gguf_file file;
     REQUIRE(file.open(built.write(dir.path("model.gguf"))).ok());
 
-    double                   number = 0;
-    uint64_t                 u64    = 0;
-    std::string              text;
-    std::vector<std::string> texts;
-    std::vector<int32_t>     ints;
+    double                        number = 0;
+    uint64_t                      u64    = 0;
+    std::string                   text;
+    std::vector<std::string_view> texts;
+    std::vector<int32_t>          ints;
     CHECK(file.has("text"));
     CHECK_FALSE(file.has("tex"));
     CHECK_FALSE(file.find_number("text", number));
@@ -113,7 +113,7 @@ TEST_CASE("a key is found only as what it is") {
     CHECK_FALSE(file.find_string("texts", text));
 
     CHECK(file.find_strings("texts", texts));
-    CHECK(texts == std::vector<std::string>{ "a", "b" });
+    CHECK(texts == std::vector<std::string_view>{ "a", "b" });
     CHECK_FALSE(file.find_strings("ints", texts));
     CHECK_FALSE(file.find_strings("text", texts));
 
