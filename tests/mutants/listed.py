@@ -197,9 +197,9 @@ LISTED = [
     ),
     Mutant(
         "19: pools are of small pages",
-        "ggml_ext/src/cache/slot-pool.cpp",
+        "ggml_ext/src/cache/slot-memory.cpp",
         "        ask_for_huge_pages(bank.base, size);\n",
         "",
-        ("test-slot-pool",),
+        ("test-slot-memory",),
     ),
 ]

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/page-commit.h"
 #include "base/status.h"
 #include "cache/slot-layout.h"
-#include "cache/slot-pool.h"
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "io/part-chunks.h"
 #include "model/expert-index.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace hobbit {
 
-// The memory of one tier's slots, and where each matrix of an expert lies in its slot. Does not know which expert has
-// which slot.
+// The memory of one tier's slots, and where each matrix of an expert lies in its slot. It consists of banks with equal
+// numbers of slots; a bank is one buffer of the device. Pages in host memory are taken in the background. Does not know
+// which expert has which slot.
 //
 // Thread-safety: none, but the memory of different slots may be used at the same time.
 class slot_memory {
@@ -29,12 +32,15 @@ class slot_memory {
     size_t overhead() const { return layout_.overhead(); }
 
     // Allocates n_slots slots, or fewer if that many would exceed n_slots * slot_size() + overhead() on a device.
+    // `spare`: of the system's memory, for has_memory; 0: the pool takes all of its size. REQUIRES: n_slots > 0, and
+    // nobody uses memory of an earlier call.
     status allocate(uint32_t n_slots, uint64_t spare = 0);
 
-    // See slot_pool.
-    bool has_memory(uint32_t slot) { return pool_.has_memory(slot); }
+    // Returns true if a slot that nobody has used yet may be used: its pages are taken, or the system has them and
+    // spare ones.
+    bool has_memory(uint32_t slot);
 
-    uint32_t n_slots() const { return pool_.n_slots(); }
+    uint32_t n_slots() const { return banks_.n_slots; }
 
     // The address of the expert's matrix. Its type is that of the index, its layout that of buffer()'s type. In a
     // buffer the matrices of a part are evenly spaced: number n lies n * stride() bytes behind number 0.
@@ -42,12 +48,21 @@ class slot_memory {
     ggml_backend_buffer_t buffer(uint32_t slot, expert_id id, part_id part) const;
     size_t                stride(layer_id layer, part_id part) const { return layout_.place(layer, part).stride; }
     uint32_t              number(uint32_t slot) const { return slot % n_numbers(); }
-    uint32_t              n_numbers() const { return pool_.slots_per_bank(); }
+    uint32_t              n_numbers() const { return banks_.slots_per_bank; }
 
     // Where the loader puts the matrix.
     part_target target(uint32_t slot, expert_id id, part_id part) const;
 
   private:
+    // Two views of the same memory, which begins at a multiple of file_reader::alignment.
+    struct memory_bank {
+        ggml_backend_buffer_ptr packed; // for repacked weights; null: there are none
+        ggml_backend_buffer_ptr buffer; // freed first: it may be a view of `packed`
+        char *                  base = nullptr;
+    };
+
+    const memory_bank & bank_of(uint32_t slot) const { return memory_[slot / banks_.slots_per_bank]; }
+
     bool is_packed(expert_id id, part_id part) const { return packed_parts_[id].has(part); }
 
     // Returns true if the loader writes the matrix by ggml's functions instead of reading into the slot.
@@ -55,14 +70,22 @@ class slot_memory {
 
     char *                     address(uint32_t slot, layer_id layer, part_id part) const;
     ggml_backend_buffer_type_t choose_packed();
+    bool                       allocate_bank(ggml_backend_buffer_type_t packed, size_t size);
+    void                       commit_pages();
+    void                       free();
 
     const expert_index *   index_  = nullptr;
     tier_id                tier_   = tier_id::high;
     ggml_backend_dev_t     device_ = nullptr;
     bool                   pack_   = false;
     slot_layout            layout_;
-    slot_pool              pool_;
     expert_table<part_set> packed_parts_;
+
+    slot_layout::bank_plan   banks_;
+    std::vector<memory_bank> memory_;       // [bank]
+    uint64_t                 spare_    = 0; // 0: not looked at
+    uint64_t                 n_unseen_ = 0; // bytes of slots used since has_memory looked
+    page_commit              commit_;       // commits the pages of banks in host memory, and is destroyed before them
 };
 
 } // namespace hobbit

@@ -304,11 +304,3 @@ TEST_CASE("a device is opened when something is computed, and not before") {
     CHECK(n_opened == 2);
     CHECK(lazy.backend() == lazy.inner().backend());
 }
-
-TEST_CASE("a pool that the device has no room for is an error that says what to do") {
-    slot_pool    pool;
-    const status s = pool.allocate(ggml_backend_dev_buffer_type(device()), nullptr, size_t(1) << 58, 4096, 4096,
-                                   "--pools or --device-memory");
-    REQUIRE_FALSE(s.ok());
-    CHECK(s.message().find("--device-memory") != std::string::npos);
-}
