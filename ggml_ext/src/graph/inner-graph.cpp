@@ -68,7 +68,6 @@ inner_graph::~inner_graph() {
     if (!in_queue_) { // the queue's owner may be gone
         reset();
     }
-    ggml_backend_buffer_free(scratch_);
 }
 
 void inner_graph::begin_graph() {
@@ -111,9 +110,9 @@ bool inner_graph::reserve(const scratch_sizes & sizes) {
     GGML_ASSERT(empty());
     const scratch_sizes grown = { std::max(sizes.gathered, sizes_.gathered), std::max(sizes.product, sizes_.product),
                                   std::max(sizes.rows, sizes_.rows), std::max(sizes.values, sizes_.values) };
-    ggml_backend_buffer_free(scratch_);
-    sizes_   = grown;
-    scratch_ = ggml_backend_alloc_buffer(backend_, staged_offset() + staged_room(grown));
+    scratch_.reset(); // before the larger one is allocated
+    sizes_ = grown;
+    scratch_.reset(ggml_backend_alloc_buffer(backend_, staged_offset() + staged_room(grown)));
     staging_ = alloc_host_buffer(backend_, staged_room(grown));
     if (!scratch_ || !staging_) {
         sizes_ = {};
@@ -202,10 +201,9 @@ void inner_graph::copy_staged() {
     if (size == 0) {
         return;
     }
-    ggml_reset(staged_.ctx.get());
-    ggml_tensor * t = ggml_new_tensor_1d(staged_.ctx.get(), GGML_TYPE_I8, int64_t(size));
-    place(t, staged_offset() + n_copied_);
-    ggml_backend_tensor_set_async(backend_, t, base_of(staging_) + n_copied_, 0, size);
+    char * to = base_of(scratch_) + staged_offset() + n_copied_;
+    ggml_backend_tensor_set_async(backend_, bytes_at(scratch_.get(), to, size, ""), base_of(staging_) + n_copied_, 0,
+                                  size);
     count_copy(size);
     n_copied_ += size;
 }
@@ -217,8 +215,8 @@ ggml_tensor * inner_graph::reshape(ggml_tensor * tensor, int64_t ne0, int64_t ne
 }
 
 void inner_graph::place(ggml_tensor * tensor, size_t scratch_offset) {
-    tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(scratch_)) + scratch_offset;
-    tensor->buffer = scratch_;
+    tensor->data   = base_of(scratch_) + scratch_offset;
+    tensor->buffer = scratch_.get();
 }
 
 void inner_graph::add_node(ggml_tensor * node) {
@@ -452,17 +450,6 @@ std::vector<const char *> inner_graph::read(const std::vector<const ggml_tensor 
     return bytes;
 }
 
-status inner_graph::check(ggml_status result) const {
-    if (result == GGML_STATUS_ABORTED) {
-        return status::aborted();
-    }
-    if (result != GGML_STATUS_SUCCESS) {
-        return status::error("%s failed to compute experts (%s): check that the device still works",
-                             ggml_backend_name(backend_), ggml_status_to_string(result));
-    }
-    return {};
-}
-
 status inner_graph::launch() {
     if (empty()) {
         return {};
@@ -487,7 +474,13 @@ status inner_graph::launch() {
     traffic_.launches++;
     ggml_graph_clear(graph_);
     operands_.clear();
-    return check(result);
+    if (result == GGML_STATUS_ABORTED) {
+        return status::aborted();
+    }
+    return result == GGML_STATUS_SUCCESS
+               ? status()
+               : status::error("%s failed to compute experts (%s): check that the device still works",
+                               ggml_backend_name(backend_), ggml_status_to_string(result));
 }
 
 status inner_graph::compute() {

@@ -227,7 +227,6 @@ class inner_graph {
     void          open_page(uint32_t number);
     void          begin_graph();
     void          forget_staged();
-    status        check(ggml_status result) const;
 
     ggml_backend_t           backend_;
     const bool               in_queue_;
@@ -243,9 +242,9 @@ class inner_graph {
     std::map<const ggml_tensor *, ggml_tensor *>                      operands_;
     std::map<std::pair<int64_t, std::vector<int32_t>>, ggml_tensor *> numbers_;
 
-    ggml_cgraph *         graph_   = nullptr; // in ctx_
-    ggml_backend_buffer_t scratch_ = nullptr; // owned
-    scratch_sizes         sizes_;
+    ggml_cgraph *           graph_ = nullptr; // in ctx_
+    ggml_backend_buffer_ptr scratch_;
+    scratch_sizes           sizes_;
     // including operations that are running: a backend may look at their tensors until it is synchronized
     size_t n_nodes_     = 0;
     size_t n_leaves_    = 0;

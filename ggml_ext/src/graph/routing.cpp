@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "graph/routing.h"
 
-
 #include <cstring>
 
 namespace hobbit {
