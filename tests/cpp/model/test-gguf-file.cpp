@@ -154,6 +154,11 @@ TEST_CASE("a file that is missing, no GGUF, or cut short is an error") {
         CHECK(contains(s, "is truncated: tensor 'tensor' ends at byte"));
         CHECK(contains(s, std::to_string(bytes.size() - 1)));
     }
+    SUBCASE("cut anywhere") {
+        for (size_t size = 0; size < bytes.size(); size += 3) {
+            CHECK_FALSE(gguf_file().open(dir.write("cut.gguf", bytes.substr(0, size))).ok());
+        }
+    }
 }
 
 //
