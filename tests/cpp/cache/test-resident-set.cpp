@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "cache/resident-set.h"
 
-#include "model/expert-index.h"
-
 #include <algorithm>
 #include <doctest/doctest.h>
 #include <iterator>
@@ -143,40 +141,6 @@ TEST_CASE("a pinned expert keeps its slot until each pin is undone") {
     CHECK(insert(set, { 1, 2 }) == expert_id{ 0, 0 });
 }
 
-TEST_CASE("there is room while some slot is not pinned, however often the others are") {
-    fixed_policy policy;
-    resident_set set = make_set(2, policy);
-    insert(set, { 0, 0 });
-    insert(set, { 0, 1 });
-    for (int round = 0; round < 3; round++) {
-        set.pin({ 0, 0 });
-        set.pin({ 0, 0 });
-        CHECK(insert(set, { 1, 0 }) == expert_id{ 0, 1 });
-        CHECK(insert(set, { 0, 1 }) == expert_id{ 1, 0 });
-        set.pin({ 0, 1 });
-        CHECK(refuses(set, { 1, 0 }, pressure::urgent));
-        set.unpin({ 0, 0 });
-        CHECK(refuses(set, { 1, 0 }, pressure::urgent));
-        set.unpin({ 0, 0 });
-        CHECK(insert(set, { 1, 0 }) == expert_id{ 0, 0 });
-        CHECK(insert(set, { 0, 0 }) == expert_id{ 1, 0 });
-        set.unpin({ 0, 1 });
-    }
-}
-
-TEST_CASE("where everything is pinned nothing can be inserted, and nothing changes") {
-    fixed_policy policy;
-    resident_set set = make_set(2, policy);
-    insert(set, { 0, 0 });
-    insert(set, { 0, 1 });
-    set.pin({ 0, 0 });
-    set.pin({ 0, 1 });
-    CHECK(refuses(set, { 1, 0 }, pressure::polite));
-    CHECK(refuses(set, { 1, 0 }, pressure::urgent));
-    set.unpin({ 0, 1 });
-    CHECK(insert(set, { 1, 0 }) == expert_id{ 0, 1 });
-}
-
 TEST_CASE("a protected expert yields to nobody polite, and is the last to yield to the urgent") {
     fixed_policy policy;
     policy.values    = { { { 0, 1 }, 5.0 } };
@@ -211,17 +175,6 @@ TEST_CASE("a duplicate goes first, the most valuable one before others, and keep
     CHECK(insert(set, { 0, 3 }) == expert_id{ 2, 2 });
 }
 
-TEST_CASE("what comes back is neither pinned nor protected") {
-    fixed_policy policy;
-    resident_set set = make_set(1, policy);
-    insert(set, { 0, 0 });
-    set.set_protected({ 0, 0 }, true);
-    CHECK(insert(set, { 0, 1 }) == expert_id{ 0, 0 });
-    CHECK(insert(set, { 0, 0 }) == expert_id{ 0, 1 });
-    CHECK_FALSE(set.is_protected({ 0, 0 }));
-    CHECK_FALSE(set.is_pinned({ 0, 0 }));
-}
-
 TEST_CASE("a layer at its quota loses nothing to another layer, whatever the values") {
     fixed_policy policy;
     policy.values    = { { { 1, 0 }, 7.0 }, { { 1, 1 }, 8.0 }, { { 1, 2 }, 9.0 } };
@@ -236,15 +189,6 @@ TEST_CASE("a layer at its quota loses nothing to another layer, whatever the val
     CHECK(insert(set, { 2, 1 }) == expert_id{ 2, 0 });
     set.pin({ 2, 1 });
     CHECK(insert(set, { 2, 2 }) == expert_id{ 0, 1 });
-}
-
-TEST_CASE("protection weighs more than a quota") {
-    fixed_policy policy;
-    resident_set set = make_set(2, policy, 1);
-    insert(set, { 0, 0 });
-    insert(set, { 1, 0 });
-    set.set_protected({ 1, 0 }, true);
-    CHECK(insert(set, { 1, 1 }) == expert_id{ 0, 0 });
 }
 
 TEST_CASE("capacity 0 holds nothing, capacity 1 the last one") {
