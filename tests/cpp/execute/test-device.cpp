@@ -16,38 +16,9 @@ static ggml_backend_dev_t device() {
     return rpc_device();
 }
 
-static rules with(score_thresholds thresholds) {
-    return { thresholds };
-}
-
-TEST_CASE("everything high, whatever the batch and the pool, layers taking turns") {
-    const model_on_disk m;
-    for (const uint32_t n_slots : { 16u, 3u, 1u }) { // all layers, less than a batch, less than a token
-        engine e(m, n_slots, 0, with({}), { device() });
-        for (const int64_t n_tokens : { 1, 2, 37 }) {
-            for (layer_id layer = 0; layer < 2; layer++) {
-                CAPTURE(n_slots);
-                CAPTURE(n_tokens);
-                const layer_input input = random_input(m.shape, n_tokens, unsigned(n_tokens));
-                CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
-            }
-        }
-    }
-}
-
-TEST_CASE("the same experts give the same output, whether they were there or not") {
-    const model_on_disk m;
-    engine              e(m, 8, 0, with({}), { device() });
-    const layer_input   input = random_input(m.shape, 2, 5);
-    const rows          first = e.compute(m, input);
-    const uint64_t      read  = e.counters.bytes_read;
-    CHECK(e.compute(m, input) == first);
-    CHECK(e.counters.bytes_read == read);
-}
-
 TEST_CASE("a layer of hits is one launch, one wait, one read and two copies: the choice, and numbers of slots") {
     const model_on_disk m;
-    engine              e(m, 8, 0, with({}), { device() });
+    engine              e(m, 8, 0, {}, { device() });
     const layer_input   input = random_input(m.shape, 1, 5);
     e.compute(m, input);
     const uint64_t launches = e.counters.device_launches;
@@ -65,7 +36,7 @@ TEST_CASE("a layer of hits is one launch, one wait, one read and two copies: the
 
 TEST_CASE("in llama.cpp's queue a layer ends without a wait, and its experts keep their slots until the next one") {
     const model_on_disk m;
-    engine              e(m, 2, 0, with({}), { device() });
+    engine              e(m, 2, 0, {}, { device() });
     inner_graph         queued(e.compute_on.backend, true);
     const layer_input   input = random_input(m.shape, 1, 5);
     layer_graph         graph(m.shape, input, false, ggml_backend_dev_buffer_type(device()));
@@ -85,45 +56,9 @@ TEST_CASE("in llama.cpp's queue a layer ends without a wait, and its experts kee
     CHECK(graph.output() == stock(m, input, tier_id::high));
 }
 
-TEST_CASE("low precision") {
-    const layer_input   input = random_input(model_on_disk::small(), 5, 7);
-    const model_on_disk m;
-    engine              low(m, 8, 3, with({ 0.0, 1.0 }), { device() });
-    engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
-    CHECK(low.compute(m, input) == on_cpu.compute(m, input));
-    CHECK(low.counters.selections[tier_id::low] > 0);
-}
-
-TEST_CASE("what is skipped is zero, with a bias too") {
-    moe_model shape = model_on_disk::small();
-    shape.n_used    = 4;
-    const model_on_disk m(shape);
-    const layer_input   input = random_input(shape, 1, 11);
-    engine              e(m, 8, 8, with({ 0.3, 0.6 }), { device() });
-    const rows          out    = e.compute(m, input, 0, true);
-    size_t              zeroes = 0;
-    for (const auto & row : out) {
-        zeroes += row == std::vector<float>(row.size(), 0.0f);
-    }
-    CHECK(e.counters.selections_skipped > 0);
-    CHECK(zeroes == e.counters.selections_skipped);
-}
-
-TEST_CASE("experts of one tier may have types of their own") {
-    const moe_model     shape = model_on_disk::small();
-    const model_on_disk m     = model_on_disk::with_mixed_types();
-    engine              on_cpu(m, 8, 2, score_thresholds{ 0.0, 1.0 });
-    engine              e(m, 8, 2, with({ 0.0, 1.0 }), { device() });
-    for (const int64_t n_tokens : { 1, 21 }) {
-        CAPTURE(n_tokens);
-        const layer_input input = random_input(shape, n_tokens, 17);
-        CHECK(e.compute(m, input) == on_cpu.compute(m, input));
-    }
-}
-
 TEST_CASE("where types differ, experts are as far apart as kernels of either type can count") {
     const model_on_disk m = model_on_disk::with_mixed_types(GGML_TYPE_F16, GGML_TYPE_Q4_0);
-    engine              e(m, 8, 2, with({}), { device() });
+    engine              e(m, 8, 2, {}, { device() });
     for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
         const size_t stride = e.cache.stride({ 0, 0 }, tier_id::low, part);
         CHECK(stride >= m.index.locate(tier_id::low, 0, part, 6).size); // the size in F16
@@ -169,7 +104,7 @@ static ggml_backend_dev_t device_of_padded_rows() {
 TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on") {
     constexpr size_t    zeros = 8 * 34; // the larger type's
     const model_on_disk m     = model_on_disk::with_mixed_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_1);
-    engine              e(m, 8, 1, with({}), { device_of_padded_rows() });
+    engine              e(m, 8, 1, {}, { device_of_padded_rows() });
     for (const expert_id id :
          { expert_id{ 0, 6 }, expert_id{ 0, 0 }, expert_id{ 0, 1 } }) { // an expert of either type, in a slot
         REQUIRE(e.cache.acquire(id, tier_id::low));
@@ -221,7 +156,7 @@ static ggml_backend_dev_t device_of_small_buffers() {
 
 TEST_CASE("a pool larger than a buffer of the device has several banks, and takes no more memory than one") {
     const model_on_disk m;
-    engine              e(m, 16, 0, with({}), { device_of_small_buffers() });
+    engine              e(m, 16, 0, {}, { device_of_small_buffers() });
     CHECK(e.cache.n_slots(tier_id::high) < 16); // banks need memory beside their slots
     CHECK(e.cache.n_slots(tier_id::high) > 8);
     std::set<ggml_backend_buffer_t> banks;

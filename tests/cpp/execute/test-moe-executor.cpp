@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Layers computed through the cache, on ggml's CPU backend, bit for bit against the same layers with plain tensors.
+// Layers computed through the cache, on ggml's CPU backend and on a device with memory of its own, bit for bit against
+// the same layers on the CPU with plain tensors. The device is the CPU behind ggml's RPC server.
 #include "fixtures/executor-fixture.h"
+#include "fixtures/rpc-device.h"
 
 #include <algorithm>
 #include <string>
@@ -50,6 +52,11 @@ static rows compose(const layer_input & input, const std::vector<precision> & wo
     return out;
 }
 
+// A cache on each kind of device.
+static std::vector<expert_cache::pool_place> places() {
+    return { {}, { rpc_device() } };
+}
+
 TEST_CASE("everything high: the output is stock's, whatever the batch and the pool") {
     const model_on_disk m;
     for (const int64_t n_tokens : { 1, 2, 37 }) {
@@ -70,28 +77,34 @@ TEST_CASE("everything high: the output is stock's, whatever the batch and the po
 
 TEST_CASE("the same batch again finds its experts and gives the same output") {
     const model_on_disk m;
-    const layer_input   input = random_input(m.shape, 2, 5);
-    engine              e(m, 8, 0);
+    const layer_input   input    = random_input(m.shape, 2, 5);
     const rows          expected = stock(m, input, tier_id::high);
-    CHECK(e.compute(m, input) == expected);
-    const uint64_t misses = e.counters.misses[tier_id::high];
-    const uint64_t read   = e.counters.bytes_read;
-    CHECK(e.compute(m, input) == expected);
-    CHECK(e.counters.misses[tier_id::high] == misses);
-    CHECK(e.counters.hits[tier_id::high] == misses);
-    CHECK(e.counters.bytes_read == read);
+    for (const auto & place : places()) {
+        engine e(m, 8, 0, {}, place);
+        CHECK(e.compute(m, input) == expected);
+        const uint64_t misses = e.counters.misses[tier_id::high];
+        const uint64_t read   = e.counters.bytes_read;
+        CHECK(e.compute(m, input) == expected);
+        CHECK(e.counters.misses[tier_id::high] == misses);
+        CHECK(e.counters.hits[tier_id::high] == misses);
+        CHECK(e.counters.bytes_read == read);
+    }
 }
 
-TEST_CASE("layers take turns in a pool too small for both") {
+TEST_CASE("layers take turns in a pool too small for both, or in one with room for all") {
     const model_on_disk m;
-    engine              e(m, 3, 0);
-    for (unsigned token = 0; token < 12; token++) {
-        for (layer_id layer = 0; layer < 2; layer++) {
-            const layer_input input = random_input(m.shape, token % 4 == 3 ? 9 : 1, token);
-            CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
+    for (const auto & place : places()) {
+        for (const uint32_t n_slots : { 16u, 3u, 1u }) {
+            engine e(m, n_slots, 0, {}, place);
+            for (unsigned token = 0; token < 12; token++) {
+                for (layer_id layer = 0; layer < 2; layer++) {
+                    const layer_input input = random_input(m.shape, token % 4 == 3 ? 37 : 1 + token % 2, token);
+                    CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
+                }
+            }
+            CHECK((e.counters.evictions > 0) == (n_slots < 16));
         }
     }
-    CHECK(e.counters.evictions > 0);
 }
 
 TEST_CASE("no policy changes the output") {
@@ -113,17 +126,20 @@ TEST_CASE("no policy changes the output") {
 
 TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
     const model_on_disk m;
-    for (const int64_t n_tokens : { 1, 2, 37 }) {
-        for (const uint32_t n_slots : { 8u, 2u, 1u }) {
-            CAPTURE(n_tokens);
-            CAPTURE(n_slots);
-            const layer_input input = random_input(m.shape, n_tokens, 7);
-            engine            e(m, n_slots, n_slots, score_thresholds{ 0.0, 1.0 });
-            const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
-            CHECK(e.compute(m, input) ==
-                  compose(input, worth, stock(m, input, tier_id::high), stock(m, input, tier_id::low)));
-            CHECK(e.counters.selections[tier_id::high] + e.counters.selections[tier_id::low] == uint64_t(2 * n_tokens));
-            CHECK(e.counters.selections_skipped == 0);
+    for (const auto & place : places()) {
+        for (const int64_t n_tokens : { 1, 2, 37 }) {
+            for (const uint32_t n_slots : { 8u, 2u, 1u }) {
+                CAPTURE(n_tokens);
+                CAPTURE(n_slots);
+                const layer_input input = random_input(m.shape, n_tokens, 7);
+                engine            e(m, n_slots, n_slots, rules{ { 0.0, 1.0 } }, place);
+                const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
+                CHECK(e.compute(m, input) ==
+                      compose(input, worth, stock(m, input, tier_id::high), stock(m, input, tier_id::low)));
+                CHECK(e.counters.selections[tier_id::high] + e.counters.selections[tier_id::low] ==
+                      uint64_t(2 * n_tokens));
+                CHECK(e.counters.selections_skipped == 0);
+            }
         }
     }
 }
@@ -133,21 +149,23 @@ TEST_CASE("t2 below 1: what is skipped is zero, with a bias and without") {
     shape.n_used    = 4;
     const model_on_disk    m(shape);
     const score_thresholds thresholds = { 0.3, 0.6 };
-    for (const bool bias : { false, true }) {
-        for (const int64_t n_tokens : { 1, 2, 3 }) {
-            CAPTURE(bias);
-            CAPTURE(n_tokens);
-            const layer_input input = random_input(shape, n_tokens, 11);
-            const auto        worth = worth_of_experts(input, thresholds, 8);
-            engine            e(m, 8, 8, thresholds);
-            CHECK(e.compute(m, input, 0, bias) == compose(input, worth, stock(m, input, tier_id::high, 0, bias),
-                                                          stock(m, input, tier_id::low, 0, bias)));
-            uint64_t skipped = 0;
-            for (const int32_t id : input.ids) {
-                skipped += worth[size_t(id)] == precision::skip;
+    for (const auto & place : places()) {
+        for (const bool bias : { false, true }) {
+            for (const int64_t n_tokens : { 1, 2, 3 }) {
+                CAPTURE(bias);
+                CAPTURE(n_tokens);
+                const layer_input input = random_input(shape, n_tokens, 11);
+                const auto        worth = worth_of_experts(input, thresholds, 8);
+                engine            e(m, 8, 8, rules{ thresholds }, place);
+                CHECK(e.compute(m, input, 0, bias) == compose(input, worth, stock(m, input, tier_id::high, 0, bias),
+                                                              stock(m, input, tier_id::low, 0, bias)));
+                uint64_t skipped = 0;
+                for (const int32_t id : input.ids) {
+                    skipped += worth[size_t(id)] == precision::skip;
+                }
+                CHECK(e.counters.selections_skipped == skipped);
+                CHECK((n_tokens > 1 || skipped > 0));
             }
-            CHECK(e.counters.selections_skipped == skipped);
-            CHECK((n_tokens > 1 || skipped > 0));
         }
     }
 }
@@ -175,8 +193,10 @@ TEST_CASE("experts of one tier may have types of their own") {
         CAPTURE(n_tokens);
         const layer_input input = random_input(shape, n_tokens, 17);
         engine            e(m, 8, 2, score_thresholds{ 0.0, 1.0 });
+        engine            on_device(m, 8, 2, rules{ { 0.0, 1.0 } }, { rpc_device() });
         const rows        out   = e.compute(m, input);
         const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
+        CHECK(on_device.compute(m, input) == out);
         // each expert on its own, as a plain model with one expert
         for (int32_t id = 0; id < 8; id++) {
             const tier_id tier   = tier_of(worth[size_t(id)]);
