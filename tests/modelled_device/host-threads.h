@@ -3,8 +3,6 @@
 
 #include "virtual-clock.h"
 
-#include <mutex>
-
 namespace modelled {
 
 // The process's threads in virtual time. The library is preloaded (LD_PRELOAD): it stands before the C library's

@@ -6,7 +6,6 @@
 #include "virtual-clock.h"
 
 #include <set>
-#include <string>
 
 namespace modelled {
 

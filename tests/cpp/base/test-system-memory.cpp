@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <doctest/doctest.h>
-#include <memory>
 #include <sys/mman.h>
 #include <unistd.h>
 

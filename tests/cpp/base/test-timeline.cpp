@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <doctest/doctest.h>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>

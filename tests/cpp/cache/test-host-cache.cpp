@@ -10,8 +10,6 @@
 #include <thread>
 #include <vector>
 
-static constexpr part_set ALL = part_id::gate | part_id::up | part_id::down;
-
 static engine engine_with_host(const model_on_disk & m, uint32_t n_high, uint32_t n_low, uint32_t n_host,
                                const score_thresholds & thresholds = {}) {
     return { m, n_high, n_low, rules{ thresholds }, { rpc_device() }, n_host };

@@ -3,7 +3,6 @@
 
 #include "fixtures/executor-fixture.h"
 
-#include <string>
 #include <vector>
 
 static ggml_backend_dev_t cpu_device() {

@@ -16,7 +16,7 @@
 
 static constexpr uint32_t N_VOCAB = 1000;
 
-static const std::vector<hobbit_setting> DRAFTS = { integer("hobbit.pools", 100 << 10), number("hobbit.t1", 0.3),
+static const std::vector<hobbit_setting> DRAFTS = { number("hobbit.pools", 100 << 10), number("hobbit.t1", 0.3),
                                                     number("hobbit.t2", 0.9), number("hobbit.confidence", 0.5) };
 
 namespace {
@@ -121,7 +121,7 @@ TEST_CASE("two contexts in two threads compute the same as one after the other")
 
 TEST_CASE("a batch of another thread waits until the context has ended its own, or is closed") {
     const files      f;
-    const model_ptr  model = opened(f.tiers_path, { integer("hobbit.pools", 100 << 10) });
+    const model_ptr  model = opened(f.tiers_path, { number("hobbit.pools", 100 << 10) });
     decoding_context first(model, 1);
     decoding_context second(model, 1);
     for (const bool is_closed : { false, true }) {
@@ -173,7 +173,7 @@ TEST_CASE("logits of another number of tokens than the batch has are refused") {
 TEST_CASE("contexts have sequences of their own, also where the numbers are the same") {
     const files          f;
     const hobbit_setting strict = { "hobbit.strict", 1.0, nullptr }; // whatever is resident
-    const model_ptr      model  = opened(f.tiers_path, { integer("hobbit.pools", 100 << 10), strict });
+    const model_ptr      model  = opened(f.tiers_path, { number("hobbit.pools", 100 << 10), strict });
     decoding_context     first(model, 1);
     decoding_context     second(model, 1);
     const hobbit_setting none      = number("hobbit.t2", 0.0);
@@ -196,7 +196,7 @@ TEST_CASE("contexts have sequences of their own, also where the numbers are the 
 
 TEST_CASE("what has no lock may be asked while the layers are placed") {
     const files       f;
-    const model_ptr   model = opened_file(f.tiers_path, { integer("hobbit.pools", 100 << 10) });
+    const model_ptr   model = opened_file(f.tiers_path, { number("hobbit.pools", 100 << 10) });
     std::atomic<bool> is_placed{ false };
     std::thread       observer([&] {
         uint64_t hits[2];
@@ -222,7 +222,7 @@ TEST_CASE("a confidence is refused where a token cannot be computed twice") {
 
 TEST_CASE("an exception that is not about memory is told as an internal error") {
     const files      f;
-    const model_ptr  model = opened(f.tiers_path, { integer("hobbit.pools", 100 << 10) });
+    const model_ptr  model = opened(f.tiers_path, { number("hobbit.pools", 100 << 10) });
     decoding_context context(model, 1);
     const auto       fails = [](const hobbit_layer_event *, void *) { throw std::out_of_range("no such layer"); };
     hobbit_set_observer(model.get(), fails, nullptr);

@@ -82,7 +82,7 @@ TEST_CASE("each device computes the layers that it is given, with pools of its o
         const std::string how = mode;
         const model_ptr   model =
             opened(f.plain_path,
-                   { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()), text("hobbit.mode", how) },
+                   { number("hobbit.pools", 1 << 20), text("hobbit.device", both()), text("hobbit.mode", how) },
                    { second_device(), rpc_device() });
         CHECK(device_of(model, 0).pool_slots_high == 0);
         prepare(model);
@@ -120,7 +120,7 @@ TEST_CASE("without hobbit.device the experts of a layer are where the rest of it
         { {}, { cpu } },
     };
     for (const auto & c : cases) {
-        const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }, c.layers);
+        const model_ptr model = opened(f.plain_path, { number("hobbit.pools", 1 << 20) }, c.layers);
         prepare(model);
         uint32_t           n_layers = 0;
         hobbit_device_info here;
@@ -144,9 +144,9 @@ TEST_CASE("what a device is bounded by wants one with memory of its own, which t
         std::vector<hobbit_setting> settings;
         std::string                 refused;
     } cases[] = {
-        { { integer("hobbit.device_memory", 64 << 20) }, "name a GPU with hobbit.device" },
+        { { number("hobbit.device_memory", 64 << 20) }, "name a GPU with hobbit.device" },
         { { text("hobbit.mode", mode) }, "name a GPU with hobbit.device" },
-        { { integer("hobbit.memory", 1 << 30), integer("hobbit.pools", 1 << 20) }, "give one of them" },
+        { { number("hobbit.memory", 1 << 30), number("hobbit.pools", 1 << 20) }, "give one of them" },
     };
     for (const auto & c : cases) {
         const model_ptr on_cpu = opened(f.plain_path, c.settings);
@@ -160,7 +160,7 @@ TEST_CASE("what a device is bounded by wants one with memory of its own, which t
 
 TEST_CASE("what is told of the devices, and their sum") {
     const files     f;
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
+    const model_ptr model = opened(f.plain_path, { number("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
                                    { second_device(), rpc_device() });
     prepare(model);
     hobbit_info info;
@@ -190,7 +190,7 @@ TEST_CASE("what is told of the devices, and their sum") {
 
 TEST_CASE("the CPU alone is one device, with all layers") {
     const files     f;
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    const model_ptr model = opened(f.plain_path, { number("hobbit.pools", 1 << 20) });
     prepare(model);
     CHECK(device_of(model, 0).name == std::string("CPU"));
     CHECK(device_of(model, 0).n_layers == 2);
@@ -205,7 +205,7 @@ TEST_CASE("layers of which llama.cpp has the rest elsewhere are spread over the 
     const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     for (const auto & devices : { std::vector<ggml_backend_dev_t>{}, { cpu, cpu } }) {
         const model_ptr model =
-            opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) }, devices);
+            opened(f.plain_path, { number("hobbit.pools", 1 << 20), text("hobbit.device", both()) }, devices);
         CHECK(device_of(model, 0).n_layers == 1);
         CHECK(device_of(model, 1).n_layers == 1);
     }
@@ -214,7 +214,7 @@ TEST_CASE("layers of which llama.cpp has the rest elsewhere are spread over the 
 TEST_CASE("before the layers are placed no device is known, and what is told is kept") {
     const files     f;
     const model_ptr model =
-        opened_file(f.tiers_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
+        opened_file(f.tiers_path, { number("hobbit.pools", 1 << 20), text("hobbit.device", both()) });
     hobbit_info info;
     hobbit_get_info(model.get(), &info);
     CHECK(info.n_layers == 2);
@@ -231,7 +231,7 @@ TEST_CASE("before the layers are placed no device is known, and what is told is 
 TEST_CASE("a device without layers holds nothing, and the others have all of the pools") {
     const files       f;
     const layer_input input = random_input(moe_model(), 3, 43);
-    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
+    const model_ptr   model = opened(f.plain_path, { number("hobbit.pools", 1 << 20), text("hobbit.device", both()) },
                                      { second_device(), second_device() });
     prepare(model);
     CHECK(device_of(model, 0).n_layers == 0);
@@ -245,9 +245,9 @@ TEST_CASE("a device without layers holds nothing, and the others have all of the
 
 TEST_CASE("pools are of all devices together: too small ones are an error that names the smallest sum that works") {
     const files     f;
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 1000), text("hobbit.device", both()) });
+    const model_ptr model = opened(f.plain_path, { number("hobbit.pools", 1000), text("hobbit.device", both()) });
     const int64_t   named = smallest_pools_named(model);
-    const model_ptr again = opened(f.plain_path, { integer("hobbit.pools", named), text("hobbit.device", both()) });
+    const model_ptr again = opened(f.plain_path, { number("hobbit.pools", named), text("hobbit.device", both()) });
     prepare(again);
     for (size_t i = 0; i < 2; i++) {
         CHECK(device_of(again, i).pool_slots_high == 2);
@@ -267,7 +267,7 @@ TEST_CASE("each device is filled with the most used experts of its own layers") 
     const files f;
     calibrate(f);
     const int64_t   slot  = 3 * 64 * 32 * 2;
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
+    const model_ptr model = opened(f.plain_path, { number("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
     prepare(model);
     const auto is_full = [&](size_t i) { return device_of(model, i).bytes_transferred == uint64_t(2 * slot); };
     CHECK(becomes([&] { return is_full(0) && is_full(1); }));
@@ -287,7 +287,7 @@ TEST_CASE("an abort ends the wait for the filling, and nothing is lost") {
     const files f;
     calibrate(f);
     const int64_t   slot  = 3 * 64 * 32 * 2;
-    const model_ptr model = opened(f.plain_path, { integer("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
+    const model_ptr model = opened(f.plain_path, { number("hobbit.pools", 4 * slot), text("hobbit.device", both()) });
     prepare(model);
     const layer_input          input   = random_input(moe_model(), 1, 53);
     ggml_backend_buffer_type_t experts = hobbit_buffer_type(model.get(), 0);
@@ -313,8 +313,8 @@ TEST_CASE("thresholds reach all devices") {
     const files          f;
     const layer_input    input  = random_input(moe_model(), 3, 47);
     const hobbit_setting strict = { "hobbit.strict", 1.0, nullptr }; // whatever is there
-    const model_ptr      model = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20), text("hobbit.device", both()),
-                                                        number("hobbit.t1", 0.0), number("hobbit.t2", 1.0), strict });
+    const model_ptr      model  = opened(f.tiers_path, { number("hobbit.pools", 1 << 20), text("hobbit.device", both()),
+                                                         number("hobbit.t1", 0.0), number("hobbit.t2", 1.0), strict });
     prepare(model);
     uint64_t n_low = 0;
     for (const int32_t block : { 0, 1 }) {

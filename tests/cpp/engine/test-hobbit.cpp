@@ -8,7 +8,6 @@
 
 #include <doctest/doctest.h>
 #include <filesystem>
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -37,7 +36,7 @@ TEST_CASE("a plain model that fits into memory is ours only where asked for") {
     const files f;
     CHECK_FALSE(opened(f.plain_path, {}));
     CHECK(opened(f.plain_path, { ENABLE }));
-    CHECK(opened(f.plain_path, { integer("hobbit.pools", 1 << 20) }));
+    CHECK(opened(f.plain_path, { number("hobbit.pools", 1 << 20) }));
     const std::string trace = f.dir.path("t.csv");
     CHECK(opened(f.plain_path, { text("hobbit.trace", trace) }));
 }
@@ -64,7 +63,7 @@ TEST_CASE("without a bound the pools take what is free, less a tenth or 256 MiB"
     const files      f;
     char             err[512] = "";
     hobbit_pool_plan plan;
-    const model_ptr  any = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    const model_ptr  any = opened(f.plain_path, { number("hobbit.pools", 1 << 20) });
     REQUIRE_MESSAGE(hobbit_plan_pools(any.get(), 0, 32, &plan, err, sizeof(err)), err);
 
     const uint64_t     room = 60 << 10; // room for 60 of 96 KiB of experts
@@ -122,7 +121,7 @@ TEST_CASE("a bound on memory has room for one context at a time") {
     const auto     open_one = [&](const model_ptr & model, uint64_t bytes) {
         return context_of(model.get(), bytes, 32, reason);
     };
-    const model_ptr bounded = opened(f.tiers_path, { integer("hobbit.memory", int64_t(1) << 30) });
+    const model_ptr bounded = opened(f.tiers_path, { number("hobbit.memory", int64_t(1) << 30) });
     context_ptr     first   = open_one(bounded, beside);
     REQUIRE_MESSAGE(first, reason);
     CHECK_FALSE(open_one(bounded, beside));
@@ -134,13 +133,13 @@ TEST_CASE("a bound on memory has room for one context at a time") {
     CHECK_MESSAGE(first, reason);
     CHECK_FALSE(open_one(bounded, beside));
 
-    const model_ptr   room   = opened(f.tiers_path, { integer("hobbit.memory", int64_t(1) << 30),
-                                                      integer("hobbit.further", 2 * int64_t(beside)) });
+    const model_ptr   room   = opened(f.tiers_path, { number("hobbit.memory", int64_t(1) << 30),
+                                                      number("hobbit.further", 2 * int64_t(beside)) });
     const context_ptr larger = open_one(room, beside);
     REQUIRE_MESSAGE(larger, reason);
     CHECK_MESSAGE(open_one(room, 2 * beside), reason);
 
-    const model_ptr   pools = opened(f.tiers_path, { integer("hobbit.pools", 1 << 20) });
+    const model_ptr   pools = opened(f.tiers_path, { number("hobbit.pools", 1 << 20) });
     const context_ptr small = open_one(pools, beside);
     REQUIRE_MESSAGE(small, reason);
     CHECK_MESSAGE(open_one(pools, 2 * beside), reason);
@@ -202,12 +201,12 @@ TEST_CASE("a large token embedding stays on disk where memory is short") {
     file.add("token_embd.weight", GGML_TYPE_F32, 64, 65536, 1);
     file.add("output.weight", GGML_TYPE_F16, 64, 32, 1);
     const std::string path  = file.write(dir.path("m.gguf"));
-    const model_ptr   small = opened(path, { integer("hobbit.memory", 4 << 20) });
+    const model_ptr   small = opened(path, { number("hobbit.memory", 4 << 20) });
     CHECK(hobbit_owns_tensor(small.get(), "token_embd.weight"));
     CHECK_FALSE(hobbit_owns_tensor(small.get(), "output.weight"));
-    const model_ptr few = opened(path, { integer("hobbit.pools", 90000) });
+    const model_ptr few = opened(path, { number("hobbit.pools", 90000) });
     CHECK(hobbit_owns_tensor(few.get(), "token_embd.weight"));
-    for (const auto & enough : { integer("hobbit.memory", 1 << 30), integer("hobbit.pools", 100000) }) {
+    for (const auto & enough : { number("hobbit.memory", 1 << 30), number("hobbit.pools", 100000) }) {
         const model_ptr large = opened(path, { enough });
         CHECK_FALSE(hobbit_owns_tensor(large.get(), "token_embd.weight"));
     }
@@ -215,7 +214,7 @@ TEST_CASE("a large token embedding stays on disk where memory is short") {
 
 TEST_CASE("what is known before and after the pools are allocated") {
     const files     f;
-    const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 400 << 10), number("hobbit.t1", 0.5) });
+    const model_ptr model = opened(f.tiers_path, { number("hobbit.pools", 400 << 10), number("hobbit.t1", 0.5) });
     hobbit_info     info;
     hobbit_get_info(model.get(), &info);
     CHECK(info.n_layers == 2);
@@ -258,7 +257,7 @@ static hobbit_pool_plan planned(const model_ptr & model, uint32_t n_batch) {
 TEST_CASE("a plan names the pools that are then allocated, and what a larger batch takes of them") {
     const files f;
     for (const int64_t pools : { 100 << 10, 1 << 20 }) {
-        const model_ptr        model = opened(f.tiers_path, { integer("hobbit.pools", pools) });
+        const model_ptr        model = opened(f.tiers_path, { number("hobbit.pools", pools) });
         const hobbit_pool_plan plan  = planned(model, 64);
         // rows of 64 inputs and 64 outputs
         CHECK(planned(model, 1064).batch_bytes - plan.batch_bytes == 1000 * (64 + 64) * 4);
@@ -270,7 +269,7 @@ TEST_CASE("a plan names the pools that are then allocated, and what a larger bat
         CHECK(plan.pool_bytes == info.pool_bytes_high + info.pool_bytes_low);
         CHECK(plan.holds_all == (pools == 1 << 20));
     }
-    const model_ptr  model    = opened(f.tiers_path, { integer("hobbit.memory", 200 << 20) });
+    const model_ptr  model    = opened(f.tiers_path, { number("hobbit.memory", 200 << 20) });
     char             err[512] = "";
     hobbit_pool_plan unused   = {};
     CHECK(planned(model, 64).holds_all);
@@ -280,7 +279,7 @@ TEST_CASE("a plan names the pools that are then allocated, and what a larger bat
 
 TEST_CASE("counters are listed by name, those of one metric side by side, and are read in that order") {
     const files         f;
-    const model_ptr     model = opened(f.tiers_path, { integer("hobbit.pools", 400 << 10) });
+    const model_ptr     model = opened(f.tiers_path, { number("hobbit.pools", 400 << 10) });
     std::vector<double> values(1000, -1);
     hobbit_get_counters(model.get(), values.data(), values.size());
     std::set<std::string> names, metrics;
@@ -301,9 +300,9 @@ TEST_CASE("counters are listed by name, those of one metric side by side, and ar
 
 TEST_CASE("pools too small are an error of prepare that names what works") {
     const files     f;
-    const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000) });
+    const model_ptr model = opened(f.tiers_path, { number("hobbit.pools", 1000) });
     const int64_t   named = smallest_pools_named(model);
-    context_of(opened(f.tiers_path, { integer("hobbit.pools", named) }), 1);
+    context_of(opened(f.tiers_path, { number("hobbit.pools", named) }), 1);
 }
 
 TEST_CASE("a trace is begun when the pools are there: what cannot run leaves an older file alone") {
@@ -311,7 +310,7 @@ TEST_CASE("a trace is begun when the pools are there: what cannot run leaves an 
     const std::string older = "# route_trace v1\nolder";
     const std::string trace = f.dir.write("t.csv", older);
     {
-        const model_ptr model = opened(f.tiers_path, { integer("hobbit.pools", 1000), text("hobbit.trace", trace) });
+        const model_ptr model = opened(f.tiers_path, { number("hobbit.pools", 1000), text("hobbit.trace", trace) });
         refused_context(model);
     }
     CHECK(temp_dir::read(trace) == older);
@@ -331,7 +330,7 @@ TEST_CASE("stored settings that make no sense are refused, with the file that ha
     gguf_set_val_f64(f.tiers.keys(), "hobbit.prefetch", -1.0);
     f.tiers_path = f.tiers.write(f.tiers_path);
     CHECK(refused(f.tiers_path, {}).find("the settings stored in '" + f.tiers_path + "'") == 0);
-    CHECK(opened(f.tiers_path, { integer("hobbit.prefetch", 1) }));
+    CHECK(opened(f.tiers_path, { number("hobbit.prefetch", 1) }));
 }
 
 //
@@ -348,7 +347,7 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
         [&](const std::string & part) { return plain_weight{ shape.high, f.plain.data(moe_model::name(0, part)) }; });
     REQUIRE(ggml_backend_graph_compute(cpu.backend, plain.graph) == GGML_STATUS_SUCCESS);
 
-    model_ptr      model   = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    model_ptr      model   = opened(f.plain_path, { number("hobbit.pools", 1 << 20) });
     context_ptr    context = context_of(model, 3);
     ggml_backend_t backend = ggml_backend_init_by_name("HOBBIT", nullptr);
     REQUIRE(backend);
@@ -378,7 +377,7 @@ TEST_CASE("an error while computing fails the graph and is kept") {
     const files       f;
     const moe_model   shape;
     const layer_input input = random_input(shape, 1, 43);
-    const model_ptr   model = opened(f.plain_path, { integer("hobbit.pools", 1 << 20) });
+    const model_ptr   model = opened(f.plain_path, { number("hobbit.pools", 1 << 20) });
     context_of(model, 1);
     std::filesystem::resize_file(f.plain_path, 1000); // after it was opened
     hobbit_clear_last_error();
@@ -414,7 +413,7 @@ struct lookup_graph {
         file.add("token_embd.weight", GGML_TYPE_F32, width, 65536, 1);
         file.add("output.weight", GGML_TYPE_F16, width, 32, 1);
         path  = file.write(dir.path("m.gguf"));
-        model = opened(path, { integer("hobbit.pools", 90000) });
+        model = opened(path, { number("hobbit.pools", 90000) });
         context_of(model, 2);
 
         ggml_tensor * table = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, width, 65536);

@@ -105,7 +105,7 @@ struct computation {
     const layer_input & input;
 
     computation(const std::string & path, const moe_model & shape, const layer_input & in) :
-        model(opened(path, { integer("hobbit.pools", 100 << 10), number("hobbit.t1", 0.6) })),
+        model(opened(path, { number("hobbit.pools", 100 << 10), number("hobbit.t1", 0.6) })),
         context(context_of(model, 3)),
         graph(shape, in),
         input(in) {
@@ -173,7 +173,7 @@ TEST_CASE("memory that runs out while a model is opened and prepared") {
     const files f;
     for (const bool lasts : { false, true }) {
         CAPTURE(lasts);
-        const hobbit_setting pools    = integer("hobbit.pools", 90 << 10);
+        const hobbit_setting pools    = number("hobbit.pools", 90 << 10);
         int64_t              n_errors = 0;
         for (int64_t n = 0;; n++) {
             CAPTURE(n);

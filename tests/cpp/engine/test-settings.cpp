@@ -34,19 +34,19 @@ TEST_CASE("nothing given: no cache asked for, everything high, sizes computed") 
 
 TEST_CASE("every key reaches its setting") {
     const settings s = applied({
-        boolean("hobbit.enable", true),
-        integer("hobbit.memory", 3000000000),
+        number("hobbit.enable", true),
+        number("hobbit.memory", 3000000000),
         number("hobbit.low_share", 0.25),
         number("hobbit.t1", 0.6),
         number("hobbit.t2", 0.9),
-        integer("hobbit.io_threads", 7),
+        number("hobbit.io_threads", 7),
         text("hobbit.sidecar", "/models/x.hobbit.gguf"),
         text("hobbit.device", "Vulkan0"),
-        integer("hobbit.device_memory", 3000000000),
+        number("hobbit.device_memory", 3000000000),
     });
     CHECK(s.enable);
     CHECK(s.memory == 3000000000);
-    CHECK(applied({ integer("hobbit.pools", 2000000000) }).pools == 2000000000);
+    CHECK(applied({ number("hobbit.pools", 2000000000) }).pools == 2000000000);
     CHECK(s.low_share == 0.25);
     CHECK(s.thresholds.t1 == 0.6);
     CHECK(s.thresholds.t2 == 0.9);
@@ -57,10 +57,10 @@ TEST_CASE("every key reaches its setting") {
 }
 
 TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the rest does not") {
-    CHECK(applied({ boolean("hobbit.enable", true) }).asked());
-    CHECK(applied({ integer("hobbit.memory", 1) }).asked());
-    CHECK(applied({ integer("hobbit.memory", 0) }).asked()); // compute the size, but do have a cache
-    CHECK(applied({ integer("hobbit.pools", 1) }).asked());
+    CHECK(applied({ number("hobbit.enable", true) }).asked());
+    CHECK(applied({ number("hobbit.memory", 1) }).asked());
+    CHECK(applied({ number("hobbit.memory", 0) }).asked()); // compute the size, but do have a cache
+    CHECK(applied({ number("hobbit.pools", 1) }).asked());
     CHECK(applied({ number("hobbit.t1", 0.5) }).asked());
     CHECK(applied({ number("hobbit.t2", 0.9) }).asked());
     CHECK(applied({ text("hobbit.sidecar", "x") }).asked());
@@ -69,16 +69,16 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
     CHECK(applied({ text("hobbit.timeline", "x") }).asked());
     CHECK(applied({ text("hobbit.mode", "auto") }).asked());
     CHECK(applied({ text("hobbit.placement", "cache") }).asked());
-    CHECK(applied({ integer("hobbit.device_memory", 0) }).asked());
+    CHECK(applied({ number("hobbit.device_memory", 0) }).asked());
 
-    CHECK_FALSE(applied({ boolean("hobbit.enable", false) }).asked());
+    CHECK_FALSE(applied({ number("hobbit.enable", false) }).asked());
     CHECK_FALSE(applied({ text("hobbit.placement", "measured") }).asked());
     CHECK_FALSE(applied({ number("hobbit.low_share", 0.5) }).asked());
-    CHECK_FALSE(applied({ integer("hobbit.io_threads", 2) }).asked());
+    CHECK_FALSE(applied({ number("hobbit.io_threads", 2) }).asked());
 }
 
 TEST_CASE("whole numbers may be given for fractions, as the command line does for 0 and 1") {
-    const settings s = applied({ integer("hobbit.t1", 0), integer("hobbit.t2", 1) });
+    const settings s = applied({ number("hobbit.t1", 0), number("hobbit.t2", 1) });
     CHECK(s.thresholds.t1 == 0.0);
     CHECK(s.thresholds.t2 == 1.0);
 }
@@ -136,7 +136,7 @@ TEST_CASE("live settings are changed one by one and obey the rule") {
     CHECK(applied({ number("hobbit.t1", 0.75) }).bounds().low_demand == 0.25);
     CHECK(changed(settings(s), { number("hobbit.t1", 0.5) }).find("belong to the rule gate") != std::string::npos);
     CHECK(changed(settings(s), { number("hobbit.price", -1.0) }).find("hobbit.price is -1") == 0);
-    CHECK(changed(settings(s), { integer("hobbit.prefetch", 1) }) ==
+    CHECK(changed(settings(s), { number("hobbit.prefetch", 1) }) ==
           "hobbit.prefetch cannot be changed while the model is open");
     CHECK(changed(settings(s), { { nullptr, 0.0, nullptr } }) == "a setting has no key: give one");
 }
@@ -168,7 +168,7 @@ static std::map<std::string, hobbit_resolved_setting> described(const settings &
 }
 
 TEST_CASE("each setting is described with its value and its source") {
-    settings s = applied({ number("hobbit.w_lru", 1.0), text("hobbit.sidecar", "x"), boolean("hobbit.strict", true) });
+    settings s = applied({ number("hobbit.w_lru", 1.0), text("hobbit.sidecar", "x"), number("hobbit.strict", true) });
     CHECK(s.apply_stored({ { "hobbit.prefetch", 1.0 }, { "hobbit.policy", "lru" }, { "hobbit.t1", 0.5 } }, 1).ok());
     auto rows = described(s);
     CHECK(rows["hobbit.w_lru"].source == HOBBIT_SOURCE_GIVEN);
@@ -199,7 +199,7 @@ TEST_CASE("a stored value that another setting overrules is named in the note") 
 }
 
 TEST_CASE("two bounds on the same memory are refused") {
-    CHECK(refused({ integer("hobbit.pools", 1), integer("hobbit.device_memory", 1) }).find("give one of them") !=
+    CHECK(refused({ number("hobbit.pools", 1), number("hobbit.device_memory", 1) }).find("give one of them") !=
           std::string::npos);
 }
 
@@ -276,8 +276,8 @@ TEST_CASE("the switches and their defaults") {
     CHECK(s.pack);
     CHECK(s.prefetch == 2);
     CHECK(s.read_timeout == 60);
-    CHECK(applied({ integer("hobbit.strict", 2) }).strict); // whatever is not 0
-    CHECK_FALSE(applied({ boolean("hobbit.pack", false) }).pack);
+    CHECK(applied({ number("hobbit.strict", 2) }).strict); // whatever is not 0
+    CHECK_FALSE(applied({ number("hobbit.pack", false) }).pack);
 }
 
 TEST_CASE("every choice is taken, in the order of what it stands for") {
@@ -302,12 +302,12 @@ TEST_CASE("an unknown key is refused by name") {
 
 TEST_CASE("a value of the wrong kind is refused") {
     CHECK(refused({ text("hobbit.t1", "high") }) == "hobbit.t1 takes a number, not the text 'high'");
-    CHECK(refused({ integer("hobbit.sidecar", 1) }) == "hobbit.sidecar takes a text");
+    CHECK(refused({ number("hobbit.sidecar", 1) }) == "hobbit.sidecar takes a text");
 }
 
 TEST_CASE("values out of range are refused") {
     CHECK(refused({ number("hobbit.t1", -0.1) }).find("hobbit.t1 is -0.1: it must lie between 0 and 1") == 0);
-    CHECK(refused({ integer("hobbit.memory", -1) }).find("hobbit.memory is -1: it must lie") == 0);
+    CHECK(refused({ number("hobbit.memory", -1) }).find("hobbit.memory is -1: it must lie") == 0);
     CHECK(refused({ number("hobbit.t1", std::nan("")) }).find("hobbit.t1") != std::string::npos);
     CHECK(refused({ number("hobbit.t2", std::numeric_limits<double>::infinity()) }).find("hobbit.t2") !=
           std::string::npos);
@@ -315,10 +315,10 @@ TEST_CASE("values out of range are refused") {
               .find("hobbit.t2 is 1.5: it must lie between 0 and 1") == 0);
     CHECK(refused({ number("hobbit.low_share", 1.01) }).find("hobbit.low_share is 1.01: it must lie between 0 and 1") ==
           0);
-    CHECK(refused({ integer("hobbit.io_threads", 0) }).find("between 1 and 256") != std::string::npos);
-    CHECK(refused({ integer("hobbit.io_threads", 257) }).find("between 1 and 256") != std::string::npos);
+    CHECK(refused({ number("hobbit.io_threads", 0) }).find("between 1 and 256") != std::string::npos);
+    CHECK(refused({ number("hobbit.io_threads", 257) }).find("between 1 and 256") != std::string::npos);
     // 2^32 + 4 must not wrap to 4
-    CHECK(refused({ integer("hobbit.io_threads", (int64_t(1) << 32) + 4) }).find("between 1 and 256") !=
+    CHECK(refused({ number("hobbit.io_threads", (int64_t(1) << 32) + 4) }).find("between 1 and 256") !=
           std::string::npos);
 }
 

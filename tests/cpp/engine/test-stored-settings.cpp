@@ -6,10 +6,7 @@
 #include <array>
 #include <cmath>
 #include <doctest/doctest.h>
-#include <limits>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 using namespace hobbit;

@@ -3,9 +3,6 @@
 // Layers that need more experts than the pool has slots.
 #include "fixtures/executor-fixture.h"
 
-#include <algorithm>
-#include <vector>
-
 static moe_model shaped(bool fused, bool apart) {
     moe_model m = model_on_disk::small();
     m.fused     = fused;

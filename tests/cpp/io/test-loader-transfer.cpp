@@ -6,8 +6,6 @@
 #include "ggml-cpp.h"
 
 #include <doctest/doctest.h>
-#include <memory>
-#include <thread>
 
 static constexpr part_set UP = part_id::up;
 

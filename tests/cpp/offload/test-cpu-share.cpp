@@ -5,20 +5,15 @@
 #include "fixtures/executor-fixture.h"
 #include "fixtures/rpc-device.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <thread>
-
-static rules with(score_thresholds thresholds) {
-    return { thresholds };
-}
 
 // With room for all experts in host memory.
 static engine cooperative(const model_on_disk & m, uint32_t n_high, uint32_t n_low = 0,
                           score_thresholds thresholds = {}, compute_mode mode = compute_mode::cooperative,
                           uint32_t host_slots = 16) {
-    return { m, n_high, n_low, with(thresholds), { rpc_device() }, host_slots, mode };
+    return { m, n_high, n_low, rules{ thresholds }, { rpc_device() }, host_slots, mode };
 }
 
 static uint64_t n_selections(const engine & e) {

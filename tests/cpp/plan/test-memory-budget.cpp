@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "plan/memory-budget.h"
 
-#include "model/expert-index.h"
-
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <string>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "policy/cache-policy.h"
 
-#include "model/expert-index.h"
 #include "policy/usage-records.h"
 
 #include <doctest/doctest.h>

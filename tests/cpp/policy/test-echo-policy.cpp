@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include "cache/resident-set.h"
-#include "model/expert-index.h"
 #include "policy/cache-policy.h"
 
 #include <cmath>

@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <doctest/doctest.h>
-#include <limits>
 #include <numeric>
 #include <random>
 #include <set>
-#include <string>
 #include <vector>
 
 using namespace hobbit;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // A layer's rows that are computed before the layer runs. The device is the CPU behind ggml's RPC server.
-#include "engine/settings.h"
 #include "fixtures/executor-fixture.h"
 #include "fixtures/rpc-device.h"
 #include "mechanisms/early/early-settings.h"
