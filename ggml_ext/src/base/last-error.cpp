@@ -14,24 +14,14 @@ void hobbit::set_last_error(const std::string & message) {
     g_error = message;
 }
 
-static bool fail(const char * message, char * err, size_t err_size) noexcept {
+bool hobbit::report(const char * message, char * err, size_t err_size) noexcept {
     snprintf(err, err_size, "%s", message);
     try {
-        hobbit::set_last_error(message);
+        set_last_error(message);
     } catch (const std::exception &) {
         // the caller has it
     }
     return false;
-}
-
-bool hobbit::report(const status & s, char * err, size_t err_size) noexcept {
-    return s.ok() || fail(s.message().c_str(), err, err_size);
-}
-
-bool hobbit::report_exception(const char * what, const std::exception & e, char * err, size_t err_size) noexcept {
-    char message[256];
-    snprintf(message, sizeof(message), "%s: %s", what, e.what());
-    return fail(message, err, err_size);
 }
 
 size_t hobbit_last_error(char * err, size_t err_size) {

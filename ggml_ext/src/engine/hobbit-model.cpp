@@ -239,10 +239,6 @@ void hobbit_model::assign_layers(const std::vector<ggml_backend_dev_t> & of_laye
     }
 }
 
-void hobbit_model::set_experts_used(const uint32_t * of_blocks, size_t n_blocks) {
-    index_.set_experts_used(of_blocks, n_blocks);
-}
-
 status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat) {
     mutex_lock lock(mutex_);
     GGML_ASSERT(!is_placed_);

@@ -65,7 +65,7 @@ struct hobbit_model final : public hobbit::split_runner {
     // For the model loader: see hobbit.h
     //
 
-    void           set_experts_used(const uint32_t * of_blocks, size_t n_blocks);
+    void           set_experts_used(const uint32_t * of, size_t n_blocks) { index_.set_experts_used(of, n_blocks); }
     void           set_run_blocks(uint32_t n_blocks) { index_.set_run_blocks(n_blocks); }
     hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
 
@@ -128,8 +128,7 @@ struct hobbit_model final : public hobbit::split_runner {
     // See hobbit_get_layer_uses.
     void layer_uses(uint64_t * hits, uint64_t * misses, size_t n_layers) const;
 
-    const hobbit::expert_index & index() const { return index_; }
-    const hobbit::stats &        counters() const { return stats_; }
+    const hobbit::stats & counters() const { return stats_; }
 
     // Calls a function that has no error of its own; what it throws is an error of the next computation.
     template <typename F>

@@ -8,7 +8,6 @@
 #include "model/expert-shapes.h"
 #include "offload/cpu-rows.h"
 #include "offload/placement.h"
-#include "offload/row-source.h"
 #include "plan/layer-plan.h"
 
 #include <chrono>
@@ -16,6 +15,22 @@
 #include <vector>
 
 namespace hobbit {
+
+// Rows that were computed before their layer runs, which the CPU's share takes instead of computing them. They are of
+// layers that run for a single token.
+class row_source {
+  public:
+    virtual ~row_source() = default;
+
+    // How a layer computes its rows. The section has all parts of the layer, and the CPU can share it.
+    virtual void learn(const layer_section & section, layer_id layer) = 0;
+
+    // The rows for the layer that begins; null: there are none.
+    virtual const cpu_rows * rows() = 0;
+
+    // So many uses of the layer took their rows from rows().
+    virtual void took(size_t n_uses) = 0;
+};
 
 // The CPU's share of a layer whose other experts a device computes. The placement chooses among the experts that are
 // missing on the device. The CPU computes these from host memory; some of them are uploaded afterwards, in the

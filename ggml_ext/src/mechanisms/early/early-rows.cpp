@@ -5,7 +5,7 @@
 #include "mechanisms/early/early-settings.h"
 #include "mechanisms/early/section-copy.h"
 #include "offload/cpu-rows.h"
-#include "offload/row-source.h"
+#include "offload/cpu-share.h"
 
 #include <algorithm>
 #include <condition_variable>
