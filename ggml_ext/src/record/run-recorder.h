@@ -17,7 +17,7 @@ namespace hobbit {
 // Thread-safety: none.
 class run_recorder {
   public:
-    status open_trace(const std::string & path, const expert_index & index);
+    status open_trace(const std::string & path, const expert_index & index) { return trace_.open(path, index); }
 
     void set_observer(hobbit_observer observer, void * user_data);
 
@@ -34,14 +34,12 @@ class run_recorder {
     status close() { return trace_.close(); }
 
   private:
-    void write(const layer_report & report);
     void call_observer(const layer_report & report) const;
 
-    const expert_index * index_ = nullptr;
-    trace_writer         trace_;
-    status               error_;
-    hobbit_observer      observer_  = nullptr;
-    void *               user_data_ = nullptr;
+    trace_writer    trace_;
+    status          error_;
+    hobbit_observer observer_  = nullptr;
+    void *          user_data_ = nullptr;
 };
 
 } // namespace hobbit

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "record/trace.h"
 
-#include "ggml.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -14,22 +12,43 @@ static std::string one_line(std::string text) {
     return text;
 }
 
+static uint64_t expert_bytes(const expert_index & index, tier_id tier, expert_id id) {
+    uint64_t bytes = 0;
+    for (const part_id part : index.layer(id.layer).parts) {
+        bytes += index.locate(tier, id.layer, part, id.expert).size;
+    }
+    return bytes;
+}
+
+// Bytes of one expert in high precision, or in low if the layer has no other.
+static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
+    const uint32_t n_experts = index.layer(layer).n_experts;
+    uint32_t       expert    = 0;
+    while (expert < n_experts && !index.has(tier_id::high, { layer, expert })) {
+        expert++;
+    }
+    return expert_bytes(index, expert < n_experts ? tier_id::high : tier_id::low, { layer, expert % n_experts });
+}
+
 static constexpr const char * MAGIC = "# route_trace v1\n";
 
-status trace_writer::open(const std::string & path, const trace_header & header) {
-    GGML_ASSERT(header.expert_bytes.size() == header.n_layers && header.n_used.size() == header.n_layers);
+status trace_writer::open(const std::string & path, const expert_index & index) {
+    index_ = &index;
     turns_.clear();
     batch_.clear();
     n_turns_ = 0;
     HOBBIT_TRY(file_.open(path, "trace", MAGIC));
-    const uint32_t n_used = *std::max_element(header.n_used.begin(), header.n_used.end());
-    std::string    text =
-        format("# model=%s arch=%s n_layer=%u n_expert=%u n_expert_used=%u\n", one_line(header.model).c_str(),
-               one_line(header.architecture).c_str(), header.n_layers, header.n_experts, n_used);
-    for (uint32_t layer = 0; layer < header.n_layers; layer++) {
-        const uint32_t own  = header.n_used[layer];
-        text               += format("# layer=%u expert_bytes=%llu dense_bytes=0", layer,
-                                     (unsigned long long) header.expert_bytes[layer]);
+    uint32_t n_used = 0;
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
+        n_used = std::max(n_used, index.layer(layer).n_used);
+    }
+    std::string text =
+        format("# model=%s arch=%s n_layer=%zu n_expert=%u n_expert_used=%u\n", one_line(index.files()[0]).c_str(),
+               one_line(index.architecture()).c_str(), index.n_layers(), index.n_experts(), n_used);
+    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
+        const uint32_t own  = index.layer(layer).n_used;
+        text               += format("# layer=%u expert_bytes=%llu dense_bytes=0", uint32_t(layer),
+                                     (unsigned long long) best_expert_bytes(index, layer));
         text               += (own < n_used ? format(" n_expert_used=%u", own) : "") + "\n";
     }
     text += "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
@@ -55,11 +74,13 @@ void trace_writer::begin_batch(const std::vector<batch_info::row> & tokens) {
     }
 }
 
-status trace_writer::add(const trace_layer & layer) {
+status trace_writer::add(const layer_report & report) {
     status result;
     auto   at = batch_.begin();
-    for (size_t i = 0; i < layer.rows.size() && result.ok(); i++) {
-        const batch_info::row & row   = layer.rows[i];
+
+    std::set<std::pair<int32_t, tier_id>> asked;
+    for (size_t i = 0; i < report.rows.size() && result.ok(); i++) {
+        const batch_info::row & row   = report.rows[i];
         const auto              is_it = [&](const token & t) {
             return t.row.sequence == row.sequence && t.row.position == row.position;
         };
@@ -67,22 +88,32 @@ status trace_writer::add(const trace_layer & layer) {
         if (at == batch_.end()) {
             return file_.fail(status::error("the trace '%s' cannot go on: token %zu of layer %u (sequence %d, position "
                                             "%d) is not in the batch that was announced",
-                                            file_.path().c_str(), i, layer.layer, row.sequence, row.position));
+                                            file_.path().c_str(), i, uint32_t(report.routing.layer), row.sequence,
+                                            row.position));
         }
-        result = add_token(layer, i, *at++);
+        result = add_token(report, i, *at++, asked);
     }
     return result;
 }
 
-status trace_writer::add_token(const trace_layer & layer, size_t row, const token & at) {
-    char   line[160];
-    status result;
-    for (uint32_t slot = 0; slot < layer.n_used && result.ok(); slot++) {
-        const size_t i      = row * layer.n_used + slot;
-        const double weight = layer.weights.empty() ? double(NAN) : double(layer.weights[i]);
-        const int    length =
-            snprintf(line, sizeof(line), "%u,%u,%u,%u,%u,%d,%.9g,%u,%llu\n", at.turn, at.phase, at.step, layer.layer,
-                     slot, layer.experts[i], weight, unsigned(layer.residency[i]), (unsigned long long) layer.bytes[i]);
+status trace_writer::add_token(const layer_report & report, size_t row, const token & at,
+                               std::set<std::pair<int32_t, tier_id>> & asked) {
+    const layer_routing & routing = report.routing;
+    char                  line[160];
+    status                result;
+    for (uint32_t slot = 0; slot < routing.n_used && result.ok(); slot++) {
+        const size_t    i      = row * size_t(routing.n_used) + slot;
+        const auto &    was    = report.was_resident[i];
+        const precision served = report.plan.precisions[i];
+        const tier_id   tier   = tier_of(served);
+        const bool reads = served != precision::skip && !was[tier] && asked.insert({ routing.experts[i], tier }).second;
+        const expert_id id       = { routing.layer, uint32_t(routing.experts[i]) };
+        const uint64_t  bytes    = reads ? expert_bytes(*index_, tier, id) : 0;
+        const unsigned  resident = was[tier_id::high] ? 2 : was[tier_id::low] ? 1 : 0;
+        const double    weight   = routing.weights.empty() ? double(NAN) : double(routing.weights[i]);
+        const int       length =
+            snprintf(line, sizeof(line), "%u,%u,%u,%u,%u,%d,%.9g,%u,%llu\n", at.turn, at.phase, at.step,
+                     uint32_t(routing.layer), slot, routing.experts[i], weight, resident, (unsigned long long) bytes);
         result = file_.append(line, size_t(length));
     }
     return result;
