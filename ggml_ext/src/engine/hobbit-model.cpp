@@ -7,7 +7,6 @@
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "io/pinned-memory.h"
-#include "model/use-rates.h"
 #include "plan/layer-assignment.h"
 
 #include <algorithm>

@@ -5,7 +5,6 @@
 #include "base/system-memory.h"
 #include "engine/hobbit-model.h"
 #include "ggml-impl.h"
-#include "model/use-rates.h"
 
 #include <algorithm>
 #include <chrono>

@@ -3,6 +3,7 @@
 
 #include "base/setting-table.h"
 #include "base/status.h"
+#include "model/expert.h"
 #include "model/gguf-file.h"
 
 #include <cstdint>
@@ -28,5 +29,11 @@ struct calibration {
 
 // The values that the file stores for these keys.
 stored_settings find_settings(const gguf_file & file, const std::vector<std::string> & keys);
+
+// Uses per token of each expert, as the model's calibration counted them; empty where it counted none.
+expert_table<float> use_rates(const expert_index & index);
+
+// The experts that are used at all, the most used ones first.
+std::vector<expert_id> most_used(const expert_table<float> & rates);
 
 } // namespace hobbit

@@ -2,8 +2,8 @@
 #include "simulate/simulator.h"
 
 #include "cache/resident-set.h"
+#include "model/calibration.h"
 #include "model/stored-paths.h"
-#include "model/use-rates.h"
 #include "plan/layer-step.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "model/use-rates.h"
-
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 #include "model/expert-index.h"
