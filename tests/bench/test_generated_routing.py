@@ -13,8 +13,9 @@ from bench.harness import generate
 from bench.harness.shapes import SHAPES
 from bench.harness.tokens import random_tokens
 from pyhobbit.model.model_file import read_model_file
-from pyhobbit.quality.calibration import profile, routes
+from pyhobbit.quality.calibration import routes
 from pyhobbit.quality.evaluate import Evaluator
+from pyhobbit.routing.observe import Recorder
 from pyhobbit.routing.trace import Simulation, pool_slots, simulate
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
@@ -29,7 +30,10 @@ def test_a_generated_model_routes_like_the_real_one(tmp_path: Path) -> None:
     model, draw = generate.write_model(tmp_path, "small", SMALL, "q4_0"), random_tokens(SMALL.n_vocab)
     chunks = [list(islice(draw, N_TOKENS)) for _ in range(2)]
     with Evaluator(model, EvaluationConfig(EngineConfig(CacheConfig(), n_ctx=N_TOKENS))) as evaluator:
-        seen = profile(evaluator, chunks)[1]
+        recorder = Recorder(len(chunks), N_TOKENS, SMALL.n_layer, 1 << 30)
+        with evaluator.observing(recorder):
+            evaluator.reference(chunks)
+    seen = recorder.observations()
 
     # a narrow model of few layers differs more than one of the real shape; chance is 0.05, 0.15, 0.25, 0.4
     reused, hits = [], []
