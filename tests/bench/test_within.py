@@ -9,10 +9,14 @@ import models
 import pytest
 
 
+def _within(share: float, model: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-m", "bench.within", str(share), model, "--", *command]
+    return subprocess.run(words, cwd=models.ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
 @pytest.mark.parametrize("status", [0, 7])
 def test_a_program_runs_within_the_limit(tiny_gguf: Path, status: int) -> None:
-    command = [sys.executable, "-m", "bench.within", "2.5", tiny_gguf, "--", "sh", "-c", f"exit {status}"]
-    done = subprocess.run(command, cwd=models.ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = _within(2.5, tiny_gguf, "sh", "-c", f"exit {status}")
     if "no memory cgroup" in done.stderr:
         pytest.skip(done.stderr)
     limit = int(2.5 * tiny_gguf.stat().st_size) >> 20
@@ -22,7 +26,6 @@ def test_a_program_runs_within_the_limit(tiny_gguf: Path, status: int) -> None:
 
 
 def test_a_file_that_is_no_model_is_a_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.within", "1", tmp_path / "a.gguf", "--", "true"]
-    done = subprocess.run(command, cwd=models.ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = _within(1, tmp_path / "a.gguf", "true")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("bench.within: ")

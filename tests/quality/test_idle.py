@@ -4,11 +4,11 @@
 import socket
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from servers import wait_until
 
 from pyhobbit.quality.idle import watch
 
@@ -19,13 +19,6 @@ while True:
     print("x", end="", file=open(sys.argv[1], "a"))
     time.sleep(0.01)
 """
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_it_runs_while_the_server_is_idle_and_ends_with_it(tmp_path: Path) -> None:
@@ -43,10 +36,10 @@ def test_it_runs_while_the_server_is_idle_and_ends_with_it(tmp_path: Path) -> No
         time.sleep(0.3)
         assert size() == 0, "it does not wait until the server is idle"
         servers.send(b"0")
-        _wait_until(lambda: size() > 0)
+        wait_until(lambda: size() > 0)
         pid = (tmp_path / "out.pid").read_text().strip()
         servers.send(b"1")
-        _wait_until(is_stopped)
+        wait_until(is_stopped)
         before = size()
         time.sleep(0.3)
         assert size() == before
@@ -54,9 +47,9 @@ def test_it_runs_while_the_server_is_idle_and_ends_with_it(tmp_path: Path) -> No
         time.sleep(0.3)
         assert size() == before
         servers.send(b"0")
-        _wait_until(lambda: size() > before)
+        wait_until(lambda: size() > before)
         servers.send(b"1")
-        _wait_until(is_stopped)
+        wait_until(is_stopped)
         servers.close()
         watching.result(120)
     assert not Path(f"/proc/{pid}").exists()
