@@ -28,14 +28,6 @@ std::string meminfo_path() {
     return system_root() + "/proc/meminfo";
 }
 
-uint64_t resident_memory() {
-    std::ifstream in("/proc/self/statm");
-    uint64_t      total    = 0;
-    uint64_t      resident = 0;
-    in >> total >> resident;
-    return resident * uint64_t(sysconf(_SC_PAGESIZE));
-}
-
 // The value of "KEY  123 kB" in kB-valued files, or of "KEY 123".
 static bool read_field(const std::string & path, const std::string & key, uint64_t & value) {
     std::ifstream in(path);
@@ -50,6 +42,13 @@ static bool read_field(const std::string & path, const std::string & key, uint64
         }
     }
     return false;
+}
+
+// In kB, whatever a page is: statm counts pages of the kernel, and an emulator may report others to this process.
+uint64_t resident_memory() {
+    uint64_t kilobytes = 0;
+    read_field("/proc/self/status", "VmRSS:", kilobytes);
+    return kilobytes * 1024;
 }
 
 static uint64_t read_limit(const std::string & path) {
