@@ -6,12 +6,14 @@ import os
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 from gguf import GGUFWriter
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
+from pyhobbit.model.gguf_file import parse_head
 from pyhobbit.model.model_file import model_files
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
@@ -21,6 +23,7 @@ from pyhobbit.settings.table import KEYS
 _ARCHITECTURE = "hobbit-calibration"
 _SAMPLE_BYTES = 4096  # hashed per tensor
 _TIMEOUT_S = 30
+_MOST_BYTES = 8 << 20  # uses, costs and paths of 1024 experts in 512 layers, llama.cpp's limits
 
 
 @dataclass(frozen=True)
@@ -76,18 +79,15 @@ class Calibration:
         return path
 
     def _add_keys(self, writer: GGUFWriter) -> None:
-        sizes = {"model_bytes": self.model_bytes, "low_bytes": self.low_bytes}
-        for name, size in sizes.items():
-            writer.add_uint64(f"hobbit.{name}", size)
+        writer.add_uint64("hobbit.model_bytes", self.model_bytes)
+        writer.add_uint64("hobbit.low_bytes", self.low_bytes)
         writer.add_string("hobbit.policy", self.policy)
         writer.add_string("hobbit.rule", self.rule)
         numbers = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
         numbers.update(zip(KEYS["weights"], self.weights, strict=True))
         numbers.update((f"hobbit.{name}", value) for name, value in self.found.items())
-        arrays: dict[str, Sequence[float]] = {
-            "hobbit.expert_uses": self.expert_uses,
-            "hobbit.paths": self.paths,
-        }
+        arrays: dict[str, Sequence[float]] = {"hobbit.expert_uses": self.expert_uses}
+        arrays["hobbit.paths"] = self.paths
         if self.costs is not None:
             numbers["hobbit.price"] = self.price
             arrays |= {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
@@ -120,11 +120,11 @@ def fetch(model: Path, place: str, sidecar: Path | None = None) -> Path:
     address = place.rstrip("/") if "://" in place else Path(place).absolute().as_uri()
     try:
         with urllib.request.urlopen(f"{address}/{name}", timeout=_TIMEOUT_S) as answer:
-            found = answer.read()
-        if not found.startswith(b"GGUF"):
-            raise HobbitError(f"{place} does not answer with a calibration")
+            found = answer.read(_MOST_BYTES + 1)
+        if found[:4] != b"GGUF" or len(found) > _MOST_BYTES or not parse_head(path, found, len(found)):
+            raise HobbitError(f"{place} does not answer with a whole calibration, of at most 8 MiB")
         with atomic_output(path) as temporary:
             temporary.write_bytes(found)
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, HTTPException) as e:
         raise HobbitError(f"{name}, this model's calibration, cannot be fetched from {place}: {e}") from e
     return path

@@ -4,15 +4,19 @@
 import shutil
 from pathlib import Path
 
+import fake_hub
 import models
 import pytest
 from conftest import RunPyhobbit
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.quality.stored import fetch, published_name
+from pyhobbit.quality.stored import Calibration, fetch, published_name
 
-CALIBRATION = b"GGUF, as far as fetching knows"
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> bytes:
+    return Calibration(1, 1, 1.0, 1.0, 0.0, "lru", (1, 0, 0, 0)).write(tmp_path / "other.gguf").read_bytes()
 
 
 @pytest.fixture
@@ -41,14 +45,14 @@ def test_the_name_is_that_of_the_bytes_and_of_the_low_tier(model: Path, tmp_path
 
 @pytest.mark.parametrize("is_url", [False, True])
 def test_a_calibration_is_found_by_its_name(
-    model: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit, is_url: bool
+    model: Path, calibration: bytes, tmp_path: Path, run_pyhobbit: RunPyhobbit, is_url: bool
 ) -> None:
     folder = tmp_path / "all of them"
     folder.mkdir()
-    (folder / published_name(model)).write_bytes(CALIBRATION)
+    (folder / published_name(model)).write_bytes(calibration)
     done = run_pyhobbit("calibrate", model, "--fetch", f"{folder.as_uri()}/" if is_url else folder)
     assert done.returncode == 0, done.stderr
-    assert calibration_path(model).read_bytes() == CALIBRATION
+    assert calibration_path(model).read_bytes() == calibration
 
 
 def test_there_is_one_source(model: Path, run_pyhobbit: RunPyhobbit) -> None:
@@ -58,7 +62,9 @@ def test_there_is_one_source(model: Path, run_pyhobbit: RunPyhobbit) -> None:
         assert "give --text FILE to calibrate on, or --fetch PLACE" in done.stderr
 
 
-def test_what_is_missing_or_something_else_changes_nothing(model: Path, tmp_path: Path) -> None:
+def test_what_is_missing_or_something_else_changes_nothing(
+    model: Path, calibration: bytes, tmp_path: Path
+) -> None:
     mine = calibration_path(model)
     mine.write_bytes(b"mine")
     name = published_name(model)
@@ -66,10 +72,14 @@ def test_what_is_missing_or_something_else_changes_nothing(model: Path, tmp_path
         HobbitError, match=f"{name}, this model's calibration, cannot be fetched from {tmp_path}"
     ):
         fetch(model, str(tmp_path))
-    (tmp_path / name).write_text("<html>Log in</html>")
-    with pytest.raises(HobbitError, match="does not answer with a calibration"):
-        fetch(model, str(tmp_path))
-    for place in ("http://127.0.0.1:9/x", "no scheme://x", "http://"):
+    for found in (b"<html>Log in</html>", calibration[:-1]):
+        (tmp_path / name).write_bytes(found)
+        with pytest.raises(HobbitError, match="does not answer with a whole calibration"):
+            fetch(model, str(tmp_path))
+    hub = fake_hub.Hub({"a/b": {name: calibration}}, endless=(name,))
+    with fake_hub.serving(hub), pytest.raises(HobbitError, match="a whole calibration, of at most 8 MiB"):
+        fetch(model, f"{hub.endpoint}/a/b/resolve/main")
+    for place in ("http://127.0.0.1:9/x", "no scheme://x", "http://", "http://a:b"):
         with pytest.raises(HobbitError, match="cannot be fetched"):
             fetch(model, place)
     assert mine.read_bytes() == b"mine"
