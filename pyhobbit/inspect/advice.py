@@ -11,7 +11,7 @@ from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import ModelInfo, Pool
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.native.devices import gpu_backends, gpus
+from pyhobbit.native.devices import gpu_backends, gpus, has_gpu
 from pyhobbit.native.threads import processor_cores
 from pyhobbit.settings.config import CacheConfig, format_size
 from pyhobbit.settings.resolve import resolve
@@ -55,7 +55,7 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
     rows = {
         "model": f"{Path(info.model).name}, {info.description}, "
         f"context {info.context_text(plan.chose_context)}",
-        "GPU": planned_gpu_text(plan),
+        "GPU": planned_gpu_text(plan) if has_gpu() else "",
     }
     if not info.cached:
         return {**rows, "memory": plan.memory_text}
@@ -76,7 +76,7 @@ def gpu_text(devices: Collection[str] | None) -> str:
     if not found:
         if backends := " and ".join(gpu_backends()):
             return f"none that {backends} can use; check the driver"
-        return "none; this build is for the CPU alone, rebuild with make install GPU=cuda or GPU=vulkan"
+        return "none; this build is for the CPU alone, and docs/gpu.md has the others"
     own = [each for each in found if devices and each.name in devices]
     names = ", ".join(f"{each.name} ({each.description})" for each in own or found)
     if devices is None:

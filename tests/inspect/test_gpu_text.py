@@ -12,12 +12,7 @@ TWO = (Gpu("CUDA0", "NVIDIA A"), Gpu("CUDA1", "NVIDIA B"))
 @pytest.mark.parametrize(
     ("found", "backends", "devices", "text"),
     [
-        (
-            (),
-            (),
-            ["CPU"],
-            "none; this build is for the CPU alone, rebuild with make install GPU=cuda or GPU=vulkan",
-        ),
+        ((), (), ["CPU"], "none; this build is for the CPU alone, and docs/gpu.md has the others"),
         ((), ("CUDA",), None, "none that CUDA can use; check the driver"),
         ((), ("CUDA", "Vulkan"), None, "none that CUDA and Vulkan can use; check the driver"),
         (TWO, ("CUDA",), ["CUDA1"], "CUDA1 (NVIDIA B), with the experts"),
