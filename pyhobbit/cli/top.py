@@ -24,7 +24,6 @@ from pyhobbit.settings.config import format_size
 _URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 5
 _BARS = " ▁▂▃▄▅▆▇█"
-_BAR_WIDTH = 30
 _HISTORY = 60  # intervals
 _SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
 _CLEAR = "\x1b[H\x1b[2J"
@@ -35,7 +34,7 @@ Sample = Mapping[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("url", nargs="?", metavar="URL", help="address, HOST:PORT too (default: the server of this machine)")
+    add("url", nargs="?", metavar="URL", help="address, HOST:PORT or PORT (default: this machine's server)")
     add("--model", metavar="NAME", help="which model, of a server of several")
     add("--api-key", metavar="KEY", help="key of the server, if it wants one")
     add("--interval", type=float, default=1.0, metavar="S", help="seconds (default: %(default)g)")
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0.1 <= args.interval <= 3600:
         raise ConfigError(f"--interval is {args.interval:g}; give seconds from 0.1 to 3600")
     url = (args.url or _own_address()).rstrip("/").removesuffix("/v1")
-    url = url if "://" in url else f"http://{url}"
+    url = ("" if "://" in url else "http://127.0.0.1:" if url.isdecimal() else "http://") + url
     before = _ask(url, args.model, args.api_key)
     rates: deque[float] = deque(maxlen=_HISTORY)
     while True:
@@ -117,17 +116,10 @@ def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | Non
     peak = max(rates) or 1.0
     history = "".join(_BARS[round(rate / peak * (len(_BARS) - 1))] for rate in rates)
     yield f"token/s   {rate:7.1f}  {history}"
-    yield "          (of all requests, in prompts and answers)"
     waiting = min(1.0, _per_second(before, now, "stall_s"))
     experts = min(1.0 - waiting, max(0.0, _per_second(before, now, "compute_s") - waiting))
-    yield ""
-    for name, share in (
-        ("experts", experts),
-        ("waiting for the disk", waiting),
-        ("other layers, or idle", max(0.0, 1 - experts - waiting)),
-    ):
-        yield f"time      {100 * share:5.1f} %  {'█' * round(_BAR_WIDTH * share):{_BAR_WIDTH}}  {name}"
-    yield ""
+    other = max(0.0, 1 - experts - waiting)
+    yield f"time      experts {experts:.0%} · disk {waiting:.0%} · other layers, or idle {other:.0%}"
     for tier in ("high", "low"):
         if now[f"pool_slots_{tier}"]:
             yield _pool_line(before, now, tier)

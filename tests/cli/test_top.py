@@ -53,8 +53,7 @@ NOW = {
 
 
 def _screen(before: dict[str, Any], now: dict[str, Any], *rates: float) -> dict[str, str]:
-    shown = [line for line in lines(before, now, rates, 5 << 20) if line and not line.startswith(" ")]
-    return {line.split()[0] + line[40:] * line.startswith("time"): line for line in shown}
+    return {line.split()[0]: line for line in lines(before, now, rates, 5 << 20)}
 
 
 def test_the_screen_has_the_rates_of_the_interval() -> None:
@@ -71,8 +70,7 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
     ):
         assert each in text
     assert max(map(len, lines(BEFORE, NOW, [5.0, 10.0], None))) < 80
-    shares = [line.split()[1] for line in text.splitlines() if line.startswith("time")]
-    assert shares == ["50.0", "25.0", "25.0"]
+    assert screen["time"] == "time      experts 50% · disk 25% · other layers, or idle 25%"
     assert tokens(BEFORE, NOW) == 10
     prompt = {"slot": 1, "tokens": 512, "tokens_all": 4000, "tokens_pass": 256, "layers": 3, "layers_all": 24}
     reads = {**NOW, "reading": [{**prompt, "seconds_left": 12.3}]}
@@ -80,11 +78,7 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
         "prompt    512 of 4000 tokens in slot 1, layer 3 of 24 of the next 256, 12 s left"
     )
     busy = _screen(BEFORE, {**NOW, "compute_s": 9.0, "stall_s": 3.0}, 1.0)  # threads add up
-    assert [line.split()[1] for name, line in busy.items() if name.startswith("time")] == [
-        "0.0",
-        "100.0",
-        "0.0",
-    ]
+    assert busy["time"] == "time      experts 0% · disk 100% · other layers, or idle 0%"
     assert "low  " not in text
 
 
@@ -159,5 +153,6 @@ def test_the_only_server_of_the_machine_is_found(
 
 
 def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "127.0.0.1:9", "--once"]) == 1
-    assert "no pyhobbit serve answers at http://127.0.0.1:9" in capsys.readouterr().err
+    for address in ("127.0.0.1:9", "9"):
+        assert main(["top", address, "--once"]) == 1
+        assert "no pyhobbit serve answers at http://127.0.0.1:9" in capsys.readouterr().err
