@@ -35,6 +35,7 @@ EXAMPLES: Mapping[str, str] = {
 }
 """By verb, arguments that --help shows, of those in COMMON."""
 
+_GROUPS = {"pull": "models", "config": "tune, measure, others"}  # titles by the verb that they stand before
 _MAX_WIDTH = 100
 _MOST_NAMES = 3  # most options that an error suggests
 _COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
@@ -46,6 +47,12 @@ class HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str, column: int = _COLUMN) -> None:
         width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
         super().__init__(prog, max_help_position=column, width=width)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        if isinstance(action, argparse._SubParsersAction):
+            return text.partition("\n")[2]  # the verbs, without a line for all of them
+        return f"{_GROUPS[action.dest]}:\n{text}" if action.dest in _GROUPS else text
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip().split("\n\n")

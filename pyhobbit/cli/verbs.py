@@ -36,21 +36,21 @@ from pyhobbit.errors import ConfigError, did_you_mean
 
 # A module with parse(parser, arguments) reads its arguments itself.
 _VERBS: Mapping[str, tuple[Any, str]] = {
-    "bench": (bench, "measure the speed of a model on this machine"),
-    "calibrate": (calibrate, "fit thresholds and cache to a model"),
-    "chat": (chat, "talk to a model, or have it continue a text"),
-    "completion": (completion, "print what a shell needs to complete commands"),
-    "config": (config, "show the settings that apply, and where each comes from"),
-    "convert": (convert, "make a multi-precision GGUF"),
-    "inspect": (inspect, "show how a model fits this machine, and what would help"),
-    "list": (listing, "show the models that have been downloaded"),
-    "llama": (llama, "run another program of llama.cpp"),
+    "chat": (chat, "talk to a model, or have it continue a text; also: run"),
+    "serve": (serve, "answer over HTTP, like OpenAI's API"),
+    "top": (top, "watch a running server"),
     "ps": (ps, "show the running commands"),
     "pull": (pull, "download a model"),
+    "list": (listing, "show the models that have been downloaded"),
     "rm": (rm, "delete a downloaded model"),
-    "serve": (serve, "answer over HTTP, like OpenAI's API"),
+    "inspect": (inspect, "say how a model fits here, and what would help; also: show"),
+    "convert": (convert, "make a multi-precision GGUF"),
+    "config": (config, "show the settings that apply, and where each comes from"),
+    "calibrate": (calibrate, "fit thresholds and cache to a model"),
+    "bench": (bench, "measure the speed of a model on this machine"),
     "simulate": (simulate, "replay a route trace through cache policies"),
-    "top": (top, "watch a running server"),
+    "llama": (llama, "run another program of llama.cpp"),
+    "completion": (completion, "print what a shell needs to complete commands"),
 }
 
 # Names that users of other programs type, and ours.
@@ -73,13 +73,12 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         prog="pyhobbit",
         usage="%(prog)s COMMAND [...] [options]",
         description="Mixture-of-Experts models larger than memory, on llama.cpp.",
-        epilog="First steps: pyhobbit chat MODEL.gguf --memory 8G\n"
-        "Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version",
+        epilog="Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version",
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     own_version = f"pyhobbit {version('pyhobbit')}"
     parser.add_argument("--version", action="version", version=own_version, help=argparse.SUPPRESS)
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND [...]", required=True, prog="pyhobbit")
+    verbs = parser.add_subparsers(title="talk", metavar="COMMAND [...]", required=True, prog="pyhobbit")
     parsers: dict[str, Parser] = {}
     for name, (module, summary) in _VERBS.items():
         parsers[name] = verbs.add_parser(name, help=summary, description=module.__doc__)

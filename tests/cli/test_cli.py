@@ -41,10 +41,13 @@ def _help(*arguments: str, capsys: pytest.CaptureFixture[str], option: str = "--
     return capsys.readouterr().out
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     text = _help(capsys=capsys)
     for verb in VERBS:
         assert f"    {verb} " in text
+    assert re.findall(r"^(\w.*):$\n +(\w+)", text, re.MULTILINE) == [
+        ("talk", "chat"), ("models", "pull"), ("tune, measure, others", "config")
+    ]  # fmt: skip
 
 
 def _all_options(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -153,7 +156,7 @@ def test_errors_name_options(message: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["frob"], "there is no command 'frob'; there are bench, "),
+        (["frob"], "there is no command 'frob'; there are chat, "),
         (["inspcet", "m.gguf"], "did you mean inspect?"),
         (["server", "m.gguf"], "did you mean serve?"),
         (["ru", "m.gguf"], "did you mean run?"),
