@@ -157,7 +157,8 @@ def _answer_once(prompt: str, conversation: "Conversation", quiet: bool) -> int:
     with interrupting(conversation.engine):
         finish = print_answer(conversation, prompt, quiet=quiet)
     if finish == "context":
-        _say("the context is full; use a larger --ctx")
+        info = conversation.engine.info()
+        _say(f"the context is full{'' if info.n_ctx >= info.n_ctx_train else '; use a larger --ctx'}")
     return INTERRUPTED if finish == "interrupted" else 0
 
 
