@@ -47,7 +47,7 @@ CUDA_ARCHITECTURES ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,90-real)
 # flash attention, whose kernels are a third of all
 CUDA_FA ?= ON
 # without nvcc, or with one that has no cuBLAS, the toolkit comes from PyPI
-ifneq ($(filter cuda,$(GPU) $(MAKECMDGOALS)),)
+ifneq ($(filter cuda wheel-cuda,$(GPU) $(MAKECMDGOALS)),)
 HAS_TOOLKIT := $(shell nvcc -include cublas_v2.h -x cu -E /dev/null >/dev/null 2>&1 && echo yes)
 TOOLKIT     := $(if $(HAS_TOOLKIT),,$(CURDIR)/build/cuda/toolkit/nvidia/cu13)
 endif
@@ -70,7 +70,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -306,6 +306,24 @@ $(SYSROOT)/.made: deploy/sysroot $(WHEEL_TOOLS)
 build/.tools-aarch64: .ci/deps
 	.ci/deps install aarch64
 	mkdir -p $(@D)
+	touch $@
+
+# The CUDA backend as a wheel of its own, for CUDA_ARCHITECTURES: one library that the first wheel loads. NVIDIA's wheels, which
+# lie beside pyhobbit, bring what it links to.
+CUDA_WHEEL := build/wheel-cuda
+wheel-cuda: $(CUDA_WHEEL)/.built
+
+$(CUDA_WHEEL)/.built: .venv/.tools build/cuda/.tools $(SYSROOT)/.made $(CMAKE_FILES) deploy/cuda/pyproject.toml deploy/cuda/CMakeLists.txt
+	@echo '== the wheel of the CUDA backend'
+	rm -rf dist/cuda $(CUDA_WHEEL)/plain
+	cmake -S . -B $(CUDA_WHEEL) $(TOOLCHAIN:%=-D%) $(VARIANTS:%=-D%) $(OPTIONS_cuda:%=-D%) -DHOBBIT_WEB_PAGE=OFF
+	cmake --build $(CUDA_WHEEL) --target ggml-cuda
+	mkdir $(CUDA_WHEEL)/plain
+	strip -o $(CUDA_WHEEL)/plain/libggml-cuda.so $(CUDA_WHEEL)/bin/libggml-cuda.so
+	patchelf --set-rpath '$$ORIGIN:$$ORIGIN/../../nvidia/cu13/lib' $(CUDA_WHEEL)/plain/libggml-cuda.so
+	python -m build --wheel --no-isolation --outdir $(CUDA_WHEEL)/plain deploy/cuda \
+	    --config-setting=cmake.define.LIBRARY=$(abspath $(CUDA_WHEEL))/plain/libggml-cuda.so
+	auditwheel repair --plat $(WHEEL_TAG) --only-plat --exclude libggml-base.so --exclude 'libcu*' --wheel-dir dist/cuda $(CUDA_WHEEL)/plain/*.whl
 	touch $@
 
 # Installs it in an environment without anything else, and tries it.
