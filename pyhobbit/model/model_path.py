@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyhobbit.errors import ConfigError
 from pyhobbit.model import other_programs
-from pyhobbit.model.names import parse_repository, repository_in
+from pyhobbit.model.names import parse_repository, repository_in, suggestion
 
 
 def add_model_arguments(
@@ -41,7 +41,7 @@ def check_model_arguments(args: argparse.Namespace) -> None:
     if args.model is None and args.hf_repo is None:
         raise ConfigError(
             "give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face; "
-            "pyhobbit list shows those that are here"
+            f"pyhobbit list shows those that are here{suggestion(Path.cwd())}"
         )
     if args.model is not None and args.hf_repo is not None:
         raise ConfigError(f"both MODEL ({args.model}) and --hf-repo ({args.hf_repo}) are given; give one")

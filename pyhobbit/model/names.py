@@ -59,14 +59,14 @@ def _repository_of_page(path: str, address: str) -> str:
 def check_model_file(path: Path) -> None:
     """Raises HobbitError for what a user can get wrong about the name of a GGUF file."""
     if path.is_dir():
-        raise HobbitError(f"{path} is a folder; give a GGUF file{_suggestion(path)}")
+        raise HobbitError(f"{path} is a folder; give a GGUF file{suggestion(path)}")
     if path.exists() and not path.is_file():
         raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
     except FileNotFoundError:
-        hint = _suggestion(path.parent, path.name)
+        hint = suggestion(path.parent, path.name)
         if ":" in path.name:
             hint = "; pyhobbit list shows models, and on Hugging Face they are called USER/NAME[:QUANT]"
         raise HobbitError(f"{path} does not exist{hint}") from None
@@ -84,7 +84,7 @@ def check_model_file(path: Path) -> None:
         raise HobbitError(f"{path} holds only settings of {model}; give that file")
 
 
-def _suggestion(folder: Path, name: str = "") -> str:
+def suggestion(folder: Path, name: str = "") -> str:
     """Suggests files instead of `name`, in words that follow a sentence."""
     if not folder.is_dir():
         return f", nor does the folder {folder}"

@@ -34,6 +34,15 @@ def test_exactly_one_model_is_named(arguments: list[str], message: str) -> None:
         model_path(_parse(*arguments))
 
 
+def test_without_a_model_those_of_this_folder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"those that are here; {tmp_path} holds m.gguf$"):
+        model_path(_parse())
+
+
 def _error(path: Path) -> str:
     with pytest.raises(HobbitError) as error:
         check_model_file(path)
