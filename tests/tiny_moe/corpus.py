@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Text and tokenizer of the tiny MoE model: Python's standard library, split by whole modules."""
+"""Text and tokenizer of the tiny MoE model: Python's standard library, split by whole modules.
+
+A stronger model also reads packages that requirements/test.txt pins.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import hashlib
 import io
 import json
 import re
+import string
 import sysconfig
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +48,16 @@ HELD_OUT = (
     "string.py",
     "textwrap.py",
 )
+# Distributions with their licences, as their metadata name them.
+PACKAGES = {
+    "anyio": "MIT", "attrs": "MIT", "click": "BSD-3-Clause", "fonttools": "MIT", "fsspec": "BSD-3-Clause",
+    "httpx": "BSD-3-Clause", "huggingface-hub": "Apache-2.0", "jinja2": "BSD", "lark": "MIT",
+    "matplotlib": "Python Software Foundation License", "networkx": "BSD-3-Clause",
+    "numpy": "BSD-3-Clause AND 0BSD AND MIT AND Zlib", "packaging": "Apache-2.0 OR BSD-2-Clause",
+    "pillow": "MIT-CMU", "prompt-toolkit": "BSD", "pydantic": "MIT", "pyparsing": "MIT", "pytest": "MIT",
+    "rich": "MIT", "setuptools": "MIT", "tomlkit": "MIT", "urllib3": "MIT",
+}  # fmt: skip
+HELD_OUT_PACKAGES = {"requests": "Apache-2.0"}
 
 
 def _decode(path: Path) -> str | None:
@@ -69,6 +84,33 @@ def read_modules() -> tuple[dict[str, str], dict[str, str]]:
     if missing:
         raise FileNotFoundError(f"held-out modules missing in {root}: {', '.join(sorted(missing))}")
     return train, held_out
+
+
+def read_packages() -> tuple[dict[str, str], dict[str, str]]:
+    """Texts of PACKAGES and of HELD_OUT_PACKAGES, each as {distribution/path: text}, in order."""
+    train, held_out = (
+        {f"{name}/{path}": text for name in names for path, text in _texts(name).items()}
+        for names in (PACKAGES, HELD_OUT_PACKAGES)
+    )
+    return train, held_out
+
+
+def _texts(name: str) -> dict[str, str]:
+    """Code and documentation of an installed distribution, without tests, copies of others and tables."""
+    texts = {}
+    for path in sorted(distribution(name).files or ()):
+        is_text = path.suffix in (".py", ".rst", ".md") or path.name == "METADATA"
+        if is_text and not {*SKIPPED_DIRS, "_vendor"}.intersection(path.parts[:-1]):
+            text = _decode(Path(path.locate()))
+            if text and not _is_table(text):
+                texts[path.as_posix()] = text
+    return texts
+
+
+def _is_table(text: str) -> bool:
+    """Tells if more than a tenth are digits, or a twentieth further bytes of letters of other scripts."""
+    n_digits = sum(map(text.count, string.digits))
+    return 10 * n_digits > len(text) or 20 * (len(text.encode()) - len(text)) > len(text)
 
 
 def digest(modules: dict[str, str]) -> str:

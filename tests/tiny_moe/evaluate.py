@@ -76,7 +76,7 @@ def routing_statistics(model: TinyMixtral, ids: list[int]) -> list[dict[str, obj
             {
                 "layer": layer,
                 "top_1_share": _shares(chosen[:, 0], model.cfg.experts),
-                "top_2_share": _shares(chosen.flatten(), model.cfg.experts),
+                f"top_{model.cfg.top_k}_share": _shares(chosen.flatten(), model.cfg.experts),
                 "mean_first_gate_weight": round(weights[:, 0].mean().item(), 4),
                 "share_first_gate_weight_above_0.6": round((weights[:, 0] > 0.6).float().mean().item(), 4),
             }
@@ -127,6 +127,10 @@ def build_report(state: dict, folder: Path) -> dict[str, object]:
     """All figures of report.json: from the checkpoint's state and the exported folder."""
     tokenizer = spm.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     modules, held_out = corpus.read_modules()
+    further, of_packages = corpus.read_packages() if state["train_config"].get("packages") else ({}, {})
+    modules |= further
+    other_text = "".join(of_packages.values())
+    other_ids = tokenizer.encode(other_text)
     held_out_text = "".join(held_out.values())
     held_out_ids = tokenizer.encode(held_out_text)
     stream = corpus.encode_modules(modules, tokenizer).tolist()
@@ -162,6 +166,7 @@ def build_report(state: dict, folder: Path) -> dict[str, object]:
             "perplexity_before_rounding_to_float16": round(perplexity(unrounded, held_out_ids), 4),
             "perplexity_as_llama_perplexity_c512": round(llama_cpp_perplexity(exported, held_out_ids), 4),
         },
+        "held_out_packages": other_ids and text_scores(exported, other_ids, len(other_text.encode())),
         "held_out_routing": routing_statistics(exported, held_out_ids),
         "completions": [
             {"prompt": prompt, "greedy": complete(exported, tokenizer, prompt)} for prompt in PROMPTS

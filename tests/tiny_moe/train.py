@@ -20,7 +20,7 @@ from torch import Tensor
 
 import corpus
 from evaluate import build_report, perplexity
-from model import ModelConfig, TinyMixtral, export_hf
+from model import ModelConfig, TinyMixtral, export_hf, load_hf
 
 HERE = Path(__file__).resolve().parent
 SHAPE = {
@@ -40,6 +40,7 @@ class TrainConfig:
     minutes: float | None
     threads: int
     bfloat16: bool = True
+    packages: bool = False
     batch: int = 8
     peak_lr: float = 2e-3
     final_lr: float = 5e-5
@@ -162,17 +163,49 @@ def widened(folder: Path, ffn: int, rng: torch.Generator) -> dict[str, Tensor]:
     return weights
 
 
-def train(cfg: TrainConfig, shape: ModelConfig, checkpoint: Path, out: Path, start: Path | None) -> None:
-    """Train from the checkpoint where there is one, or from exported weights, or from scratch, until the
-    budget is used.
+def upcycled(folder: Path, shape: ModelConfig, rng: torch.Generator) -> dict[str, Tensor]:
+    """The exported weights of a folder, of the default shape, for more layers and narrower experts.
+
+    It computes nearly the same: an expert's pieces share its router's row, so a token chooses them together.
+    Copies of a layer, and further neurons of a piece, add nothing at first.
     """
+    old = load_hf(ModelConfig(), folder)
+    n_pieces = shape.experts // old.cfg.experts
+    width = old.cfg.expert_ffn // n_pieces
+    weights = {name: w for name, w in old.state_dict().items() if ".layers." not in name}
+    for layer in range(shape.layers):
+        source, copy = divmod(layer * old.cfg.layers, shape.layers)
+        moe, target = old.model.layers[source], f"model.layers.{layer}."
+        for name, w in moe.state_dict().items():
+            if name.endswith("gate.weight"):
+                rows = w.repeat_interleave(n_pieces, 0)
+                weights[target + name] = rows * (1 + 0.01 * torch.randn(rows.shape, generator=rng))
+            elif ".experts." not in name:
+                weights[target + name] = w * 0 if copy and "o_proj" in name else w
+        for expert in range(shape.experts):
+            parent, piece = divmod(expert, n_pieces)
+            neurons = (piece * width + torch.arange(shape.expert_ffn)) % old.cfg.expert_ffn
+            own, prefix = moe.block_sparse_moe.experts[parent], f"{target}block_sparse_moe.experts.{expert}."
+            weights[f"{prefix}w1.weight"] = own.w1.weight[neurons]
+            weights[f"{prefix}w3.weight"] = own.w3.weight[neurons]
+            weights[f"{prefix}w2.weight"] = own.w2.weight[:, neurons] * (0 if copy else 0.8 * shape.top_k)
+            weights[f"{prefix}w2.weight"][:, width:] = 0
+    return {name: w.detach().clone() for name, w in weights.items()}
+
+
+def train(
+    cfg: TrainConfig, shape: ModelConfig, checkpoint: Path, out: Path, start: dict[str, Tensor] | None
+) -> None:
+    """Train from the checkpoint, or else from weights, or from scratch, until the budget is used."""
     torch.set_num_threads(cfg.threads)
     torch.manual_seed(cfg.seed)
     modules, held_out = corpus.read_modules()
     tokenizer = prepare_tokenizer(modules, out)
+    if cfg.packages:
+        modules |= corpus.read_packages()[0]
     model = TinyMixtral(shape)
     if start is not None:
-        model.load_state_dict(widened(start, shape.expert_ffn, torch.Generator().manual_seed(cfg.seed)))
+        model.load_state_dict(start)
     optimizer = make_optimizer(model, cfg)
     progress = Progress()
     if checkpoint.is_file():
@@ -254,11 +287,18 @@ def main() -> int:
         value = getattr(ModelConfig, name)
         parser.add_argument(option, type=int, default=value, help=f"{what} (default: %(default)s)")
     what = "exported model to start from, whose experts are widened to --expert-ffn"
-    parser.add_argument("--widen", type=Path, metavar="FOLDER", help=what)
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--widen", type=Path, metavar="FOLDER", help=what)
+    what = "exported model to start from, whose experts are split and whose layers are repeated"
+    begin.add_argument("--upcycle", type=Path, metavar="FOLDER", help=what)
+    what = "highest learning rate (default: %(default)s)"
+    parser.add_argument("--peak-lr", type=float, default=TrainConfig.peak_lr, help=what)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     parser.add_argument(
         "--float32", action="store_true", help="far faster on processors without bfloat16 instructions"
     )
+    what = "train on the packages of corpus.py as well, as they are installed"
+    parser.add_argument("--packages", action="store_true", help=what)
     args = parser.parse_args()
     try:
         if args.export:
@@ -267,8 +307,14 @@ def main() -> int:
             report(args.checkpoint, args.out)
         else:
             shape = ModelConfig(**{name: getattr(args, name) for name in SHAPE})
-            cfg = TrainConfig(args.steps, args.minutes, args.threads, not args.float32)
-            train(cfg, shape, args.checkpoint, args.out, args.widen)
+            of_time = args.steps, args.minutes, args.threads
+            cfg = TrainConfig(*of_time, not args.float32, args.packages, peak_lr=args.peak_lr)
+            start, rng = None, torch.Generator().manual_seed(cfg.seed)
+            if args.widen:
+                start = widened(args.widen, shape.expert_ffn, rng)
+            elif args.upcycle:
+                start = upcycled(args.upcycle, shape, rng)
+            train(cfg, shape, args.checkpoint, args.out, start)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
