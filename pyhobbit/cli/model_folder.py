@@ -2,7 +2,7 @@
 """Lists the models of a folder for llama-server, which itself would list every GGUF in it."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyhobbit.errors import HobbitError
@@ -70,12 +70,7 @@ def _is_model(path: Path) -> bool:
 
 def preset_file(presets: Mapping[str, Mapping[str, str]]) -> str:
     """The path of a file for --models-preset, which exists as long as this process and its successors."""
-
-    def lines() -> Iterator[str]:
-        for name, options in presets.items():
-            yield f"[{name}]"
-            yield from (f"{key} = {value}" for key, value in options.items())
-
     file = os.memfd_create("models", 0)  # stays open in the program that this process becomes
-    os.write(file, "".join(f"{line}\n" for line in lines()).encode())
+    for name, options in presets.items():
+        os.write(file, "".join([f"[{name}]\n", *(f"{k} = {v}\n" for k, v in options.items())]).encode())
     return f"/proc/self/fd/{file}"

@@ -68,14 +68,16 @@ def _process(folder: Path) -> Running | None:
 
 
 def _address(command: str, arguments: list[str], folder: Path) -> str:
-    environment = b""
+    given = {"LLAMA_ARG_HOST": "127.0.0.1", "LLAMA_ARG_PORT": "8080"}
     with contextlib.suppress(OSError):  # somebody else's
-        environment = (folder / "environ").read_bytes()
-    if command != "serve" or b"LLAMA_SERVER_ROUTER_PORT=" in environment:
+        text = (folder / "environ").read_text(errors="replace")
+        given |= (each.partition("=")[::2] for each in text.split("\0"))
+    if command != "serve" or "LLAMA_SERVER_ROUTER_PORT" in given:
         return ""
-    given = dict(pairwise(arguments))
-    host = given.get("--host", "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
-    return f"{host}:{given.get('--port', '8080')}"
+    given |= pairwise(arguments)
+    host = given.get("--host", given["LLAMA_ARG_HOST"])
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{f'[{host}]' if ':' in host else host}:{given.get('--port', given['LLAMA_ARG_PORT'])}"
 
 
 def _command(words: list[str]) -> tuple[str | None, list[str]]:

@@ -5,6 +5,7 @@ It asks pyhobbit serve for its counters, once per interval; Ctrl-C ends it.
 """
 
 import argparse
+import http.client
 import json
 import shutil
 import sys
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(args.interval)
         now = _ask(url, args.model, args.api_key)
         rates.append(tokens(before, now) / (now["at"] - before["at"]))
-        text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates, _memory())])
+        text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates, _memory(url))])
         if args.once or not sys.stdout.isatty():
             print(text, flush=True)
         else:
@@ -84,7 +85,7 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
             sample = json.load(answer)
     except urllib.error.HTTPError as e:
         raise HobbitError(f"{url} gives no counters: {_reason(e, model)}") from e
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, http.client.HTTPException) as e:
         raise HobbitError(
             f"no pyhobbit serve answers at {url} ({getattr(e, 'reason', e)}); give its address"
         ) from e
@@ -104,10 +105,11 @@ def _reason(error: urllib.error.HTTPError, model: str | None) -> str:
     return f"it answers with status {error.code}"
 
 
-def _memory() -> int | None:
-    """Memory of this machine's server; None if there are several or none."""
-    servers = [each.memory for each in running() if each.command == "serve"]
-    return servers[0] if len(servers) == 1 else None
+def _memory(url: str) -> int | None:
+    """Memory of the server; None if it is another machine's, or has several models."""
+    servers = [each for each in running() if each.command == "serve"]
+    is_own = len(servers) == 1 and url.replace("localhost", "127.0.0.1") == f"http://{servers[0].address}"
+    return servers[0].memory if is_own else None
 
 
 def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | None) -> Iterator[str]:

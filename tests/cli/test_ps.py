@@ -10,7 +10,7 @@ from typing import Any
 from conftest import RunPyhobbit
 from servers import wait_until
 
-from pyhobbit.cli.ps import _command, _model
+from pyhobbit.cli.ps import _address, _command, _model
 from pyhobbit.cli.server_flags import SERVER
 
 
@@ -38,3 +38,17 @@ def test_commands_are_known_by_their_arguments() -> None:
     assert _model(["--memory", "8G", "x.gguf"]) == "x.gguf"
     assert _model(["a/b:Q4_0", "-p", "x"]) == "a/b:Q4_0"
     assert _model(["--t1", "1"]) == ""
+
+
+def test_the_address_of_a_server_is_one_that_clients_reach(tmp_path: Path) -> None:
+    def address(*arguments: str, **variables: str) -> str:
+        text = "".join(f"{name}={value}\0" for name, value in variables.items())
+        (tmp_path / "environ").write_text(text)
+        return _address("serve", list(arguments), tmp_path)
+
+    assert address("-m", "x.gguf") == "127.0.0.1:8080"
+    assert address("--host", "0.0.0.0", "--port", "9") == "127.0.0.1:9"
+    assert address("--host", "::") == "[::1]:8080"
+    assert address(LLAMA_ARG_HOST="0.0.0.0", LLAMA_ARG_PORT="9") == "127.0.0.1:9"
+    assert address("--port", "8", LLAMA_ARG_PORT="9") == "127.0.0.1:8"
+    assert address(LLAMA_SERVER_ROUTER_PORT="1") == ""  # a model's, behind the server of a folder

@@ -147,12 +147,19 @@ def test_the_only_server_of_the_machine_is_found(
     monkeypatch.setattr(top, "running", lambda: found)
     assert main(["top", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
     assert capsys.readouterr().out.startswith(f"pyhobbit serve at {address}\n")
+    assert top._memory(address) is None  # two processes have it
+    del found[1]
+    assert top._memory(address) == 1
+    assert top._memory("http://far:8080") is None
     found.append(Running(4, "serve", "m", 1, "127.0.0.1:9"))
     assert main(["top"]) == 2
     assert f"give the address of one: {plain}, 127.0.0.1:9" in capsys.readouterr().err
 
 
-def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    for address in ("127.0.0.1:9", "9"):
-        assert main(["top", address, "--once"]) == 1
-        assert "no pyhobbit serve answers at http://127.0.0.1:9" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [("9", "127.0.0.1:9"), ("127.0.0.1:9", "127.0.0.1:9"), ("localhost:x", "localhost:x"), ("a b", "a b")],
+)
+def test_no_server_is_one_sentence(given: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", given, "--once"]) == 1
+    assert f"no pyhobbit serve answers at http://{url}" in capsys.readouterr().err
