@@ -14,11 +14,13 @@ def test_early_rows_are_approximate_and_nothing_else_is(tiny_gguf: Path, rpc: st
     settings: dict[str, Override] = {"hobbit.mode": "cooperative", "hobbit.pools": 8 * slot}
     tokens = [1, 38, 75, 112, 9, 200, 41, 7] * 4
     plans = {"decode": logits.one_at_a_time(tokens), "prompt": logits.prefill(tokens)}
-    exact, early = (
+    exact, early, later, never = (
         logits.run(models.lib_dir(), tiny_gguf, plans, {"hobbit.device": "RPC0", **settings, **more}, rpc=rpc)
-        for more in ({}, {"hobbit.early": True})
+        for more in ({}, *({"hobbit.early": True, "hobbit.early_from": n} for n in (0, 4, 6)))
     )
-    assert exact.stats["selections_early"] == 0
+    assert exact.stats["selections_early"] == never.stats["selections_early"] == 0
+    np.testing.assert_array_equal(never.logits["decode"], exact.logits["decode"])
+    assert later.stats["selections_early"] > 0
     assert 0 < early.stats["selections_early"] < early.stats["selections_cpu"]
     np.testing.assert_array_equal(early.logits["prompt"], exact.logits["prompt"])
     np.testing.assert_array_equal(
