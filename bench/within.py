@@ -4,25 +4,21 @@
 python -m bench.within 0.25 MODEL.gguf -- PROGRAM ARGUMENTS...
 """
 
-import argparse
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from bench.harness import system
+from bench.tables import option_parser
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import model_parts
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the program's exit status; the time and the most memory go to standard error."""
-    parser = argparse.ArgumentParser(
-        description="Run a program within a share of a model file's size, as its memory."
-    )
-    parser.add_argument(
-        "share", type=float, help="share of the file's size that all memory may have, page cache included"
-    )
+    parser = option_parser(__doc__)
+    parser.add_argument("share", type=float, help="share of the file's size that all memory may have")
     parser.add_argument("model", type=Path, help="the model's file, or its first part")
     parser.add_argument("command", nargs="+", help="program with its arguments, after --")
     args = parser.parse_args(argv)

@@ -23,13 +23,7 @@ from pyhobbit.convert.read import check_routed, read_model
 from pyhobbit.convert.write import NotFiniteError, Progress, verify_output, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import model_stem, sidecar_path
-from pyhobbit.model.gguf_file import (
-    GgufFile,
-    KeyValue,
-    TensorInfo,
-    pack_header,
-    tensor_nbytes,
-)
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, pack_header, tensor_nbytes
 from pyhobbit.model.quantize import GgmlType, type_by_name
 from pyhobbit.model.tiers import (
     ALIGNMENT,

@@ -126,9 +126,7 @@ def systems(run: Run) -> list[Figure]:
     }
     if run.file.calibration is not None:
         by_rule = resolved(run.model, {}, "rule")
-        arms["EdgeMoE" if by_rule == "edgemoe" else "calibrated"] = (
-            paper("edgemoe") if by_rule == "edgemoe" else {}
-        )
+        arms |= {"EdgeMoE": paper("edgemoe")} if by_rule == "edgemoe" else {"calibrated": {}}
     title = "speed and quality on the text, one token at a time; EdgeMoE needs calibrate --rule edgemoe"
     papers = "HOBBIT Fig. 3a, HOBBIT Fig. 16, EdgeMoE Fig. 11, MoBiLE Table II"
     return [_table(run, papers, title, arms)]
@@ -185,15 +183,9 @@ def prompts(run: Run) -> list[Figure]:
             start, before = time.perf_counter(), session.cache.stats()
             session.context.evaluate(tokens)
             took = time.perf_counter() - start
-            read = session.cache.stats().since(before).bytes_read
-            found.append(
-                {
-                    "tokens": n_tokens,
-                    "first token, s": took,
-                    "token/s": n_tokens / took,
-                    "MB read": read / 1e6,
-                }
-            )
+            read = session.cache.stats().since(before).bytes_read / 1e6
+            row = {"tokens": n_tokens, "first token, s": took, "token/s": n_tokens / took, "MB read": read}
+            found.append(row)
     return [table("Twiddler Fig. 5", "prompts in one pass", found)]
 
 
@@ -209,14 +201,8 @@ def beams(run: Run) -> list[Figure]:
             took = time.perf_counter() - start
             stats = engine.stats()
             n_steps = max(1, stats.generated_tokens)
-        rows.append(
-            {
-                "beams": n,
-                "steps": n_steps,
-                "step, s": took / n_steps,
-                "token/s of all beams": n * n_steps / took,
-            }
-        )
+        row = {"beams": n, "steps": n_steps, "step, s": took / n_steps}
+        rows.append(row | {"token/s of all beams": n * n_steps / took})
     return [table("Twiddler Fig. 6", "beam search, up to 64 tokens", rows)]
 
 
@@ -229,21 +215,12 @@ def stock(run: Run) -> list[Figure]:
     names = ["stock", "stock-128k", "ours", *(["ours-hobbit"] if low else [])]
     has_costs = low is not None and calibration_path(run.model).exists()
     names += ["ours-price"] if has_costs else []
-    config = runner.resolved(
-        runner.BenchConfig(
-            run.model,
-            tuple(BY_NAME[name] for name in names),
-            limits=(share,),
-            low=low,
-            has_costs=has_costs,
-            reps=1,
-            prompts=(16, 128),
-            n_threads=run.n_threads,
-        )
-    )
+    arms = tuple(BY_NAME[name] for name in names)
+    given: dict[str, Any] = {"low": low, "has_costs": has_costs, "n_threads": run.n_threads}
+    config = runner.BenchConfig(run.model, arms, (share,), reps=1, prompts=(16, 128), **given)
     lines = run.folder / "stock.jsonl"
     lines.unlink(missing_ok=True)
-    results = report.Results(runner.run(config, lines))
+    results = report.Results(runner.run(runner.resolved(config), lines))
     rows = [results.cells(key) for key in results.order]
     rows += [{"memory": error} for error in results.errors()]
     title = "beside llama.cpp under the same limit, random tokens"

@@ -32,13 +32,7 @@ from pyhobbit.model.gguf_file import (
     tensor_nbytes,
 )
 from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
-from pyhobbit.model.tiers import (
-    ALIGNMENT,
-    LOW,
-    routed_part,
-    sidecar_metadata,
-    tier_tensor_name,
-)
+from pyhobbit.model.tiers import ALIGNMENT, LOW, routed_part, sidecar_metadata, tier_tensor_name
 from pyhobbit.native.files import atomic_output
 
 _MODEL_ALIGNMENT = 32  # GGUF's default: what most published files have

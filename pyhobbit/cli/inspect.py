@@ -11,12 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyhobbit.cli.options import (
-    add_engine_arguments,
-    add_model_options,
-    add_rpc_devices,
-    engine_config,
-)
+from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository

@@ -54,10 +54,7 @@ class ChatFormat:
             raise HobbitError(f"the model's chat template refuses this conversation: {self._error()}")
         values = json.loads(rendered)
         return ChatPrompt(
-            values["prompt"],
-            tuple(values["preserved_tokens"]),
-            tuple(values["stops"]),
-            values["thinks"],
+            values["prompt"], tuple(values["preserved_tokens"]), tuple(values["stops"]), values["thinks"]
         )
 
     def parse(self, answer: str, is_partial: bool) -> tuple[str, str] | None:

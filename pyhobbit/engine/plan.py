@@ -19,13 +19,7 @@ from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import HostMemory, llama
-from pyhobbit.native.machine import (
-    available_memory,
-    memory_limit,
-    memory_turn,
-    resident_memory,
-    trimmed_heap,
-)
+from pyhobbit.native.machine import available_memory, memory_limit, memory_turn, resident_memory, trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates

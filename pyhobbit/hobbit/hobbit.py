@@ -154,11 +154,7 @@ class Hobbit(CachedModel, _Llama):
         if llama.get("vocab_only"):
             return Fit(self.cache_config.settings(), N_CTX, N_BATCH)
         own = self._arguments
-        config = EngineConfig(
-            self.placement.cache,
-            n_batch=given_batch(own),
-            n_drafts=n_drafts(own),
-        )
+        config = EngineConfig(self.placement.cache, n_batch=given_batch(own), n_drafts=n_drafts(own))
         fill = set_context(own), self.placement.set_model
         with opening_errors():
             return fit(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))

@@ -236,8 +236,7 @@ def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
     evaluator.set_costs(Costs((0.0,) * n_layers, (math.inf,) * n_layers))
     with _bar("low tier", known.n_tokens, "tokens") as bar:
         found.low_alone = known.memo.measured(
-            "low alone",
-            lambda: evaluator.measure(chunks, 1.0, 1.0, reference, bar.update, price=1.0),
+            "low alone", lambda: evaluator.measure(chunks, 1.0, 1.0, reference, bar.update, price=1.0)
         )
 
 
@@ -297,9 +296,7 @@ def _static_low(known: _Known, found: _Found) -> float | None:
 
 
 def profile(
-    evaluator: Evaluator,
-    chunks: list[Chunk],
-    told: Progress = lambda _n_tokens: None,
+    evaluator: Evaluator, chunks: list[Chunk], told: Progress = lambda _n_tokens: None
 ) -> tuple[np.ndarray, Observations]:
     """The reference, and what the routers did in it.  told: of each chunk.
 
