@@ -20,46 +20,39 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench import compare
 from bench.harness import report, routing, runner
 from bench.harness.arms import Arm, kind, ours
+from bench.harness.carry import placed
 from bench.harness.job import Job
 from bench.tables import ROOT, markdown, number, option_parser
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import expert_bytes
 from pyhobbit.native.paths import LIB_DIR
+from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import Setting, format_size, parse_size
 from pyhobbit.settings.papers import PAPERS
 
 STOCK = ("stock", "stock-repacked")
 DEMAND = "demand"
-STOCK_CACHE = "stock-cache"
-_HOBBIT, _RANK = (dict(PAPERS[name].settings) for name in ("hobbit", "mobile"))
-_RANK |= {"t1": 0.5, "t2": 0.5}  # the rule's own, in place of the run's
+STOCK_CACHE, STOCK_FIT = "stock-cache", "stock-fit"
+_HOBBIT, _TWIDDLER, _DAOP = (dict(PAPERS[name].settings) for name in ("hobbit", "twiddler", "daop"))
+_RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5}  # the rule's own, in place of the run's
 _DEMAND: dict[str, Any] = {"mode": "gpu", "prefetch": 0}
 ARMS = (
     Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit", "stock"),
-    Arm(
-        "stock-repacked",
-        "as stock, the others in the CPU's repacked layouts (--no-host)",
-        "stock",
-        repack=True,
-    ),
+    Arm("stock-repacked", "as stock, the others repacked for the CPU (--no-host)", "stock", repack=True),
+    Arm(STOCK_FIT, "llama.cpp, placed as its --fit does in the same memory", "stock"),
     Arm(STOCK_CACHE, "llama.cpp's own cache of experts (--moe-cache-mib), if --stock has it", "stock"),
     ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, **_DEMAND),
     ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
     ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
-    ours("ours-twiddler", "as ours-auto, by Twiddler's Algorithm 1; not its placement", mode="twiddler"),
-    ours(
-        "ours-daop",
-        "placed by the prompt, the CPU computes a layer early, missing experts are replaced (DAOP)",
-        mode="cooperative",
-        policy="prompt",
-        early=True,
-        degrade=True,
-    ),
+    ours("ours-twiddler", "Twiddler: experts placed by a profile, Algorithm 1", calibrated=True, **_TWIDDLER),
+    ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, missing ones replaced", **_DAOP),
     ours("demand-rank", "as demand, a token's best half, unsure tokens again", fits=True, **_RANK, **_DEMAND),
     *(
         ours(f"hobbit-{mode}-{n}", f"HOBBIT, {n} layers of prefetch", "low", mode=mode, prefetch=n, **_HOBBIT)
@@ -72,6 +65,7 @@ BY_NAME = {arm.name: arm for arm in ARMS}
 LIMITS = (0.2, 0.3, 0.5)
 LIMITS_HELP = "device memory for experts as shares of them all (default: 0.2 0.3 0.5)"
 LARGE_COPY = 64 << 20
+PROFILE, PROFILED = "hobbit.calibrated", 256  # a setting that asks for one; tokens
 SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
 MISSES = ("misses_high", "misses_low")
 LAYERS = ("layers_computed",)
@@ -143,8 +137,10 @@ class Target:
     def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
         """The job for the process of a turn."""
         job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
-        if turn.limit is not None and kind(turn.arm.name) == STOCK_CACHE:
-            return replace(job, n_cpu_moe=len(experts.layers), moe_cache=experts.budget(turn.limit))
+        if turn.limit is not None and kind(turn.arm.name) in (STOCK_CACHE, STOCK_FIT):
+            field = "moe_cache" if kind(turn.arm.name) == STOCK_CACHE else "fit"
+            given: dict[str, Any] = {field: experts.budget(turn.limit)}
+            return replace(job, n_cpu_moe=len(experts.layers), **given)
         if turn.limit is not None and turn.arm.build != "ours":
             return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.device}
@@ -169,10 +165,34 @@ def run(config: runner.BenchConfig, target: Target, experts: Experts, results: P
     def run_turn(config: runner.BenchConfig, turn: runner.Turn, routes: Path) -> dict[str, Any]:
         budget = None if turn.limit is None else experts.budget(turn.limit)
         record = runner.record_of(turn, budget) | {"peak_bytes": None, "disk_bytes_per_second": None}
-        done = runner.start(target.job(config, experts, turn, routes), None)
+        own = profiled(config, target, experts, routes) if PROFILE in turn.arm.settings else config
+        done = runner.start(target.job(own, experts, turn, routes), None)
         return record | ({"error": runner.reason(done)} if done.returncode else json.loads(done.stdout))
 
     return runner.take_turns(config, results, head, run_turn)
+
+
+def profiled(
+    config: runner.BenchConfig, target: Target, experts: Experts, routes: Path
+) -> runner.BenchConfig:
+    """With a calibration, by tokens that no turn measures. Raises HobbitError."""
+    link, trace = routes.with_name(config.model.name), routes.with_suffix(".csv")
+    n_before = sum(config.prompts) + config.n_warm_up
+    n_after = n_before + config.n_tokens
+    if not link.exists() and config.trace is not None:
+        with np.load(routes) as arrays:
+            others = np.delete(arrays["experts"], slice(n_before, n_after), axis=0)
+        placed(config.model, link, others[:, np.flatnonzero(experts.layers)])
+    elif not link.exists():
+        turn = runner.Turn(ours("profile", "", mode="gpu", trace=str(trace)), config.limits[0], 0)
+        job = replace(target.job(config, experts, turn, routes), prompts=(1,), seconds=3600)
+        done = runner.start(replace(job, n_warm_up=n_after, n_tokens=PROFILED), None)
+        if done.returncode:
+            raise HobbitError(f"the model cannot be profiled: {runner.reason(done)}")
+        seen = read_trace(trace)
+        shape = replace(routing.moe_shape(config.model), n_layers=seen.n_layers)
+        placed(config.model, link, routing.lay_over(seen, shape).experts[-PROFILED:])
+    return replace(config, model=link)
 
 
 #
@@ -219,6 +239,7 @@ def _cells(results: report.Results, key: report.Key, link: float) -> Iterator[tu
     for name, (over, under, how, scale) in {
         "host hits": (("host_hits_high", "host_hits_low"), MISSES, ".1%", 1),
         "by the CPU": (("selections_cpu",), SELECTIONS, ".0%", 1),
+        "evicted/token": (("evictions",), ("n_decoded",), ".1f", 1),
         "early": (("selections_early",), SELECTIONS, ".0%", 1),
         "replaced": (("selections_replaced",), SELECTIONS, ".0%", 1),
         "launches/layer": (("device_launches",), LAYERS, ".1f", 1),

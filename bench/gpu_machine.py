@@ -47,26 +47,18 @@ SMALL = ("qwen3-30b-a3b", None, "q4_0")
 LARGE = ("mixtral-8x7b", 10, "q8_0")
 SHARES, PROMPT = ("0.1", "0.25", "0.5"), ("--prompts", "16")
 BATCHES = ("--prompts", "128", "512", "2048", "--batch", "512", "2048")
-STOCK = ("stock", "stock-repacked", "demand")
-OWN = ("stock", "ours-auto")
+PLACED, OWN, PRICED = ("stock", "stock-fit"), ("stock", "ours-auto"), ("ours-eq2", "ours-price")
+STOCK = (*PLACED, "stock-repacked", "demand")
 TIER = ("--low", "q2_k")
 LOW = ("demand-rank", "hobbit-cooperative-2", *(f"hobbit-gpu-{n}" for n in range(4)))
 NOT_MODELLED = ("stock-repacked", *LOW)  # which knows one precision and layout
 RUNS = (
-    Run("many small experts", 8, *SMALL, SHARES, (*STOCK, *MODES), (*TOKENS, *PROMPT, "128")),
+    Run("many small experts", 9, *SMALL, SHARES, (*STOCK, *MODES), (*TOKENS, *PROMPT, "128")),
     Run("newer llama.cpp", 3, *SMALL, SHARES, ("stock", "stock-cache"), (*TOKENS, *PROMPT), ("newer",)),
-    Run("few large experts", 5, *LARGE, ("0.2", "0.3", "0.5"), ("stock", *MODES), (*TOKENS, *PROMPT)),
+    Run("few large experts", 6, *LARGE, ("0.2", "0.3", "0.5"), (*PLACED, *MODES), (*TOKENS, *PROMPT)),
     Run("prompts", 3, *SMALL, ("0.25",), OWN, (*TOKENS, *BATCHES)),
     Run("everything on the device", 2, *SMALL, ("1",), OWN, (*TOKENS, *PROMPT)),
-    Run(
-        "calibrated",
-        5,
-        *SMALL,
-        SHARES,
-        ("ours-eq2", "ours-price"),
-        (*TOKENS, *PROMPT, *TIER),
-        ("calibration",),
-    ),
+    Run("calibrated", 5, *SMALL, SHARES, PRICED, (*TOKENS, *PROMPT, *TIER), ("calibration",)),
     Run("two precisions", 7, *LARGE, ("0.2",), ("stock", "demand", *LOW), (*TOKENS, *PROMPT, *TIER)),
     Run("Twiddler and DAOP", 3, *SMALL, ("0.25",), ("ours-twiddler", "ours-daop"), (*TOKENS, *PROMPT)),
     Run("gpt-oss", 4, "gpt-oss-120b", 18, "q4_0", ("0.1", "0.25"), OWN, (*TOKENS, *PROMPT)),

@@ -24,17 +24,18 @@ from numpy.typing import NDArray
 if __package__ in (None, ""):  # started by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.device import BY_NAME, Experts, Target, experts_of
+from bench.device import BY_NAME, PROFILE, PROFILED, STOCK_FIT, Experts, Target, experts_of
 from bench.harness import generate, routing, runner
+from bench.harness.carry import placed
 from bench.harness.compiled import compiled
 from bench.harness.shapes import SHAPES
-from bench.tables import FOLDER, ROOT, markdown, option_parser
+from bench.tables import FOLDER, ROOT, markdown, number, option_parser
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.routing.trace import read_trace
 
 SOURCES = ROOT / "tests/modelled_device"
 STOCK = "stock"
-ARMS = (STOCK, "demand", "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")
+ARMS = (STOCK, STOCK_FIT, "demand", "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")
 _SEED = 1
 
 
@@ -60,61 +61,65 @@ def price_file(name: str) -> Path:
     return path.absolute()
 
 
-def seeded_routing(shape: routing.MoeShape, n_tokens: int) -> NDArray[np.int32]:
+def seeded_routing(shape: routing.MoeShape, n_tokens: int, n_further: int = 0) -> NDArray[np.int32]:
     """[tokens, layers, used]: preferred experts, of which those of the last tokens return more often.
 
     With 128 experts it has the reuse and the hits of LRU of a recorded trace (docs/modelled.md).
+    n_further: tokens behind the others, which stay as they are without them.
     """
     rng = np.random.default_rng(_SEED)
     n = shape.n_experts
     spread = 0.7 if n <= 16 else 0.13 if n <= 128 else 0.25  # share of the experts that most choices fall on
-    chosen = np.empty((n_tokens, shape.n_layers, shape.n_used), np.int32)
-    for layer in range(shape.n_layers):
-        liked, recent = rng.permutation(-np.arange(n) / (spread * n)), np.zeros(n)
-        for token in range(n_tokens):
-            order = np.argsort(-(liked + 0.6 * recent + rng.gumbel(size=n)))
-            chosen[token, layer] = order[: shape.n_used]
-            recent *= 0.7
-            recent[order[: shape.n_used]] += 1
+    chosen = np.empty((n_tokens + n_further, shape.n_layers, shape.n_used), np.int32)
+    liked, recent = np.empty((shape.n_layers, n)), np.zeros((shape.n_layers, n))
+    for tokens in (range(n_tokens), range(n_tokens, len(chosen))):
+        for layer in range(shape.n_layers):
+            if tokens.start == 0:
+                liked[layer] = rng.permutation(-np.arange(n) / (spread * n))
+            for token in tokens:
+                order = np.argsort(-(liked[layer] + 0.6 * recent[layer] + rng.gumbel(size=n)))
+                chosen[token, layer] = order[: shape.n_used]
+                recent[layer] *= 0.7
+                recent[layer, order[: shape.n_used]] += 1
     return chosen
 
 
-def write_routing(path: Path, model: Path, trace: Path | None, n_tokens: int) -> None:
-    """First every expert once, then tokens to decode. Raises HobbitError where the trace has too few."""
+def write_routing(
+    path: Path, model: Path, trace: Path | None, n_before: int, n_tokens: int
+) -> NDArray[np.int32]:
+    """First every expert once, then tokens to decode. Returns what the tokens choose that are not measured.
+
+    Raises HobbitError where the trace has too few.
+    """
     shape = routing.moe_shape(model)
     sweep = routing.sweep(shape)
+    n_used = n_before + n_tokens
     if trace is None:
-        experts = seeded_routing(shape, n_tokens)
+        experts = seeded_routing(shape, n_used, PROFILED)
         weights = np.full(experts.shape, 1 / shape.n_used, np.float32)
     else:
         laid = routing.lay_over(read_trace(trace), shape)
         experts, weights = laid.experts, laid.weights
-        if len(experts) < n_tokens:
+        if len(experts) < n_used:
             raise ConfigError(f"{trace} has {len(experts)} tokens; give fewer with --tokens and --warm-up")
     np.savez(
         path,
-        experts=np.concatenate((sweep.experts, experts)),
-        weights=np.concatenate((sweep.weights, weights)),
+        experts=np.concatenate((sweep.experts, experts[:n_used])),
+        weights=np.concatenate((sweep.weights, weights[:n_used])),
     )
+    return np.delete(experts, slice(n_before, n_used), axis=0)
 
 
 def run_arm(
     config: runner.BenchConfig, experts: Experts, arm: str, prices: Path, routes: Path
 ) -> dict[str, Any]:
     """The result of decode.py in a process of its own, or an error."""
-    share = None if BY_NAME[arm].fits else config.limits[0]
-    turn = runner.Turn(BY_NAME[arm], share, 0)
+    turn = runner.Turn(BY_NAME[arm], None if BY_NAME[arm].fits else config.limits[0], 0)
     settings = json.loads(prices.read_text(encoding="utf-8"))["device"]
     name = dict(word.split("=") for word in settings.split())["name"]
-    target = Target(f"{name}0", None)
-    job = replace(target.job(config, experts, turn, routes), mmap=True, n_threads=1)
-    # a process of its own, since another library computes in each
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "LD_PRELOAD": str(library()),
-        "MODELLED_PRICES": str(prices),
-        "MODELLED_DEVICE": settings,
-    }
+    job = replace(Target(f"{name}0", None).job(config, experts, turn, routes), mmap=True, n_threads=1)
+    environment = {"PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library())}
+    environment |= {"MODELLED_PRICES": str(prices), "MODELLED_DEVICE": settings}
     done = runner.start(job, None, (str(SOURCES / "decode.py"),), environment)
     return {"error": runner.reason(done)} if done.returncode else json.loads(done.stdout)
 
@@ -135,9 +140,11 @@ def lines(args: Namespace) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         routes = Path(folder) / "routing.npz"
-        write_routing(routes, model, args.trace, args.warm_up + args.tokens)
+        others = write_routing(routes, model, args.trace, args.warm_up, args.tokens)
+        profiled = replace(config, model=placed(config.model, routes.with_name(model.name), others))
         for name in args.arms:
-            line = run_arm(config, experts, name, prices, routes)
+            own = profiled if PROFILE in BY_NAME[name].settings else config
+            line = run_arm(own, experts, name, prices, routes)
             if "error" in line:
                 raise HobbitError(f"the arm {name} cannot be modelled: {line['error']}")
             stock = next((each["token_ms"] for each in found if each["arm"] == STOCK), None)
@@ -150,17 +157,16 @@ def lines(args: Namespace) -> list[dict[str, Any]]:
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """For people."""
-    first = found[0]
-    title = (
-        f"modelled: {first['prices']}, {first['shape']}, {first['layers']} layers, share {first['share']:g}"
-    )
+    title = "modelled: {prices}, {shape}, {layers} layers, share {share:g}".format_map(found[0])
     rows = []
     for line in found:
-        cells = {"arm": line["arm"], "token, ms": f"{line['token_ms']:.2f}"}
-        cells["to stock"] = "-" if line["to_stock"] is None else f"{line['to_stock']:.2f}"
-        cells["hits"] = "-" if line["hits"] is None else f"{line['hits']:.0%}"
-        cells["by the CPU"] = "-" if line["by_cpu"] is None else f"{line['by_cpu']:.0%}"
-        cells["beside, us/layer"] = f"{line['layer_beside_us']:.0f}"
+        cells = {"arm": line["arm"], "token, ms": number(line["token_ms"], ".2f")}
+        cells |= {"to stock": number(line["to_stock"], ".2f"), "hits": number(line["hits"], ".0%")}
+        cells |= {
+            "by the CPU": number(line["by_cpu"], ".0%"),
+            "evicted": str(line["counters"].get("evictions", "-")),
+        }
+        cells["beside, us/layer"] = number(line["layer_beside_us"], ".0f")
         cells |= {f"{name}/layer": f"{value:.1f}" for name, value in line["per_layer"].items()}
         cells |= {f"{name}, us": f"{value:.0f}" for name, value in line["per_layer_us"].items()}
         cells |= {f"{name} idle, us": f"{value:.0f}" for name, value in line["idle_us"].items()}

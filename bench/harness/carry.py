@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""A calibration of one model carried over to a model of random weights, which has no quality to measure."""
+"""Calibrations of models of random weights, which have no quality to measure."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from bench.analysis.figures import uses_of
 from bench.harness.routing import moe_shape
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
@@ -33,20 +36,28 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
     file = read_model_file(model, sidecar)
     costs = Costs(stretched(low, len(file.blocks)), stretched(skip, len(file.blocks)))
     n_times = moe_shape(model).n_used / moe_shape(_model_of(source)).n_used
-    Calibration(
-        model_bytes=sum(part.size for part in model_parts(model)),
-        low_bytes=next(tier.n_bytes for tier in file.tiers if tier.name == "low"),
-        t1=t1,
-        t2=t2,
-        low_share=price_share,
-        policy=default("policy"),
-        weights=default("weights"),
-        rule="price",
-        price=price / n_times,
-        costs=costs,
-        found={"gate.low_share": gate_share},
-    ).write(model)
+    low_bytes = next(tier.n_bytes for tier in file.tiers if tier.name == "low")
+    found = {"gate.low_share": gate_share}
+    given = {"rule": "price", "price": price / n_times, "costs": costs, "found": found}
+    _calibration(model, low_bytes, t1, t2, price_share, **given).write(model)
     return t1, t2
+
+
+def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> Path:
+    """Makes a link to the model, with a calibration that counts these uses, [tokens, layers, used].
+
+    Every expert counts once more, so that all have their order, and the pool is full before the first token.
+    Raises HobbitError.
+    """
+    uses = 1 + uses_of(experts, moe_shape(model).n_experts)
+    link.symlink_to(model)
+    _calibration(link, 0, 1.0, 1.0, 0.0, expert_uses=tuple(uses.ravel().tolist())).write(link)
+    return link
+
+
+def _calibration(model: Path, low: int, t1: float, t2: float, share: float, **given: Any) -> Calibration:
+    size = sum(part.size for part in model_parts(model))
+    return Calibration(size, low, t1, t2, share, default("policy"), default("weights"), **given)
 
 
 def _model_of(calibration: Path) -> Path:

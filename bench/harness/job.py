@@ -25,6 +25,7 @@ class Job:
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
     llama.cpp's option of that name (stock).  moe_cache: bytes of newer llama.cpp's own cache of experts.
+    fit: bytes that experts may take of the device, beside all else, where --fit places them (stock).
     """
 
     model: str
@@ -44,6 +45,7 @@ class Job:
     rpc: str | None = None
     n_cpu_moe: int = 0
     moe_cache: int = 0
+    fit: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -30,6 +31,9 @@ from pyhobbit.settings.config import EngineConfig
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
+_FIT = "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32"  # in libllama-common.so
+_FIT += "llama_model_tensor_buft_overridePmjPK22common_fit_extra_model14ggml_log_level"
+_ERRORS = 4  # GGML_LOG_LEVEL_ERROR: what it tells of
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
@@ -70,7 +74,7 @@ class Session:
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
         self._free_before = self.device.memory()[0] if self.device else 0
         self._overrides = kv_overrides(self.llama, job.settings)
-        self.model = self._load(job)
+        self.model = self._load(job, libraries.folder, n_ctx, n_batch)
         self.cache = None
         if self._native is not None:
             from pyhobbit.engine.cache import Cache  # with our libraries
@@ -82,7 +86,7 @@ class Session:
         self.restart()
         self.redraw()
 
-    def _load(self, job: Job) -> Any:
+    def _load(self, job: Job, folder: Path, n_ctx: int, n_batch: int) -> Any:
         params = self.llama.llama_model_default_params()
         # without no_host a device's page-locked memory comes before the repacked layouts
         params.use_extra_bufts = params.no_host = job.repack
@@ -95,10 +99,34 @@ class Session:
                 self.llama.LLAMA_LOAD_MODE_MMAP if job.mmap else self.llama.LLAMA_LOAD_MODE_NONE
             )
         params.kv_overrides = self._overrides
+        if job.fit:
+            context = self.llama.llama_context_default_params()
+            fill(context, job, n_ctx, n_batch)
+            self._fitted = self._fit(folder, job, params, context)
         model = self.llama.llama_model_load_from_file(os.fsencode(job.model), params)
         if not model:
             raise self._failure(f"llama.cpp cannot load {job.model}")
         return model
+
+    def _fit(self, folder: Path, job: Job, params: Any, context: Any) -> tuple[Any, ...]:
+        """Places the model as --fit does (common/fit.h) where experts may take job.fit bytes beside all else.
+
+        params: with all experts on the CPU. Returns what must live as long as they. Raises RunError.
+        """
+        function = ctypes.CDLL(str(folder / "libllama-common.so"))[_FIT]
+        overrides = ctypes.create_string_buffer(16 * self.llama.llama_max_tensor_buft_overrides())
+        shares = (ctypes.c_float * self.llama.llama_max_devices())()
+
+        def is_short(n_left: int) -> bool:
+            """Returns true where it finds no placement that leaves so many bytes of the device."""
+            given = os.fsencode(job.model), ctypes.byref(params), ctypes.byref(context), shares, overrides
+            return bool(function(*given, (ctypes.c_size_t * len(shares))(n_left), 0, None, _ERRORS))
+
+        n_left = bisect_left(range(self._free_before >> 20), True, key=lambda mib: is_short(mib << 20)) - 1
+        params.tensor_buft_overrides = None
+        if n_left < 0 or is_short(max(0, (n_left << 20) - job.fit)):
+            raise RunError("--fit finds no placement: the device tells of no free memory, or has too little")
+        return overrides, shares
 
     def _open(self, job: Job, n_ctx: int, n_batch: int, replays: bool) -> Any:
         params = self.llama.llama_context_default_params()

@@ -24,9 +24,10 @@ N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
 TINY_EXPERT = 3 * TINY.n_embd * TINY.n_ff * 34 // 32  # bytes in q8_0
 OURS = ["ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler"]
-LOSSLESS = ["stock", "demand", *OURS]
+LOSSLESS = ["stock", "stock-fit", "demand", *OURS]
 HOBBIT = ["hobbit-cooperative-2", *(f"hobbit-gpu-{n}" for n in range(4))]
-ARMS = ["demand", "demand-rank", "stock", "stock-repacked", *OURS, "ours-daop", *HOBBIT, "ours-eq2"]
+STOCK = ["stock", "stock-repacked", "stock-fit"]
+ARMS = ["demand", "demand-rank", *STOCK, *OURS, "ours-daop", *HOBBIT, "ours-eq2"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
         assert set(result["ttft_s"]) == {"4", "12"}
         assert result["tokens_per_second"] == pytest.approx(4 / result["decode_s"])
     assert len({results[arm]["logits_crc"] for arm in LOSSLESS}) == 1
-    for arm in ARMS[4:]:
+    for arm in ARMS[5:]:
         info, counters = results[arm]["info"], results[arm]["counters"]
         assert 0 < info["pool_bytes_high"] + info["pool_bytes_low"] <= 0.3 * head["expert_bytes"]
         assert counters["hits_high"] + counters["hits_low"] > 0
@@ -100,6 +101,18 @@ def test_daop_approximates_where_the_model_routes_by_itself(folder: Path, tmp_pa
     n = sum(counters[f"selections_{kind}"] for kind in ("high", "low", "skipped"))
     for name in ("selections_early", "selections_replaced"):
         assert f"| {counters[name] / n:.0%}" in row
+
+
+def test_twiddlers_profile_is_of_tokens_that_are_not_measured(folder: Path, tmp_path: Path, rpc: str) -> None:
+    """Where the model routes by itself."""
+    given = {"limits": 0.5, "reps": 1, "prompts": 4, "tokens": 8, "warm_up": 2, "arms": "ours-twiddler"}
+    done = _bench(folder, tmp_path / "out", rpc, **given)
+    assert done.returncode == 0, done.stderr
+    *_, line = (tmp_path / "out/results.jsonl").read_text().splitlines()
+    counters = json.loads(line)["counters"]
+    assert counters["predicted"] == 0
+    assert counters["hits_high"] > 0.5 * (counters["hits_high"] + counters["misses_high"])  # by chance 0.5
+    assert f"| {counters['evictions'] / 8:.1f} " in done.stdout.splitlines()[-1]
 
 
 _COPY_RATES = """
@@ -160,7 +173,7 @@ def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
         ({"device": "CUDA7"}, "has no device 'CUDA7': choose one of CPU, RPC0"),
         ({"device": "CPU"}, "the device 'CPU' computes in host memory; name one with memory of its own"),
         ({"limits": [0.5, 0.2]}, "those of one layer take 25.5 MiB; give at least 0.25"),
-        ({"arms": "ours"}, "unknown arm 'ours'; choose one of stock, stock-repacked, stock-cache"),
+        ({"arms": "ours"}, "unknown arm 'ours'; choose one of stock, stock-repacked, stock-fit"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_before_anything_runs(

@@ -29,7 +29,7 @@ def test_what_the_time_does_not_suffice_for_is_named(tmp_path: Path) -> None:
     assert done.stdout.rstrip() == (tmp_path / "out/tables.md").read_text().rstrip()
     parts = dict(part.split("\n\n", 1) for part in done.stdout.split("## ")[1:])
     assert list(parts) == [run.name for run in gpu_machine.RUNS]
-    assert parts["many small experts"].strip() == "Left out: it may take 8 minutes, and 1 were left."
+    assert parts["many small experts"].strip() == "Left out: it may take 9 minutes, and 1 were left."
     assert parts["newer llama.cpp"].strip() == "Left out: it needs --newer."
     assert parts["calibrated"].strip() == "Left out: it needs --calibration."
 
@@ -55,15 +55,14 @@ def test_each_row_says_whether_it_is_measured_or_modelled(tmp_path: Path) -> Non
         str(models.stock_dir()),
     ]
     command += ["--trial", "--folder", str(tmp_path), "-o", str(tmp_path / "out")]
-    command += ["--runs", "everything on the device", "calibrated"]
+    command += ["--runs", "many small experts", "Twiddler and DAOP", "calibrated"]
     done = subprocess.run(command, cwd=models.ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
-    modelled, left_out = done.stdout.split("## ")[1:]
-    rows = [line.split("|")[1:3] for line in modelled.splitlines() if line.startswith("|")]
-    assert [[cell.strip(" -") for cell in row] for row in rows] == [
-        ["modelled", "arm"],
-        ["", ""],
-        ["modelled", "stock"],
-        ["modelled", "ours-auto"],
-    ]
+    small, left_out, papers = done.stdout.split("## ")[1:]
+    arms = "stock", "stock-fit", "demand", *gpu_machine.MODES
+    for part, expected in ((small, arms), (papers, ("ours-twiddler", "ours-daop"))):
+        rows = [line.split("|")[1:3] for line in part.splitlines() if line.startswith("|")]
+        head, rule, *others = ([cell.strip(" -") for cell in row] for row in rows)
+        assert [head, rule] == [["modelled", "arm"], ["", ""]]
+        assert others == [["modelled", arm] for arm in expected]
     assert "Left out: it needs --calibration." in left_out

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bench import modelled
+from bench.analysis.figures import uses_of
 from bench.harness.routing import MoeShape
 from pyhobbit.errors import ConfigError
 
@@ -128,13 +129,69 @@ def test_there_is_a_line_for_each_arm(plain: dict[str, dict[str, Any]], folder: 
     for arm, line in plain.items():
         assert line["token_ms"] == pytest.approx(plain["stock"]["token_ms"] / line["to_stock"])
         assert 0 < line["layer_beside_us"] < 1000 * line["token_ms"] / 6
-        assert (line["hits"] is None) == (arm == "stock")
+        assert (line["hits"] is None) == arm.startswith("stock")
         assert 0 < line["per_layer_us"]["host"] < line["per_layer_us"]["calls"]
     assert plain["demand"]["hits"] < plain["ours-gpu"]["hits"]
     assert plain["ours-gpu"]["by_cpu"] == 0 < plain["ours-cooperative"]["by_cpu"]
     files = list(folder.glob("tiny-6x-*.gguf"))
     assert len(files) == 1
     assert files[0].stat().st_blocks * 512 < files[0].stat().st_size / 4
+
+
+def test_fit_places_in_the_memory_that_the_others_have(
+    plain: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    """Layers at the front of the model, where --n-cpu-moe has them at its end, and part of a further one."""
+    layer = 3 * 512 * 512 * 32 * 34 // 32
+    found = {0.25: _run(folder, ("stock", "stock-fit"), 0.25), 0.5: plain}
+    for share, lines in found.items():
+        stock, fit = (lines[arm] for arm in ("stock", "stock-fit"))
+        rest = 6 * share % 1 * layer  # that no whole layer of stock's takes
+        assert -(1 << 20) < fit["device_bytes"] - stock["device_bytes"] < rest + (1 << 20)
+        assert fit["token_ms"] == pytest.approx(stock["token_ms"], rel=0.1)
+    assert found[0.25]["stock-fit"]["token_ms"] > 1.1 * plain["stock-fit"]["token_ms"]
+
+
+def test_fit_says_that_it_needs_to_know_the_devices_memory(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = json.loads((modelled.SOURCES / "prices/h100.json").read_text())
+    path = folder / "silent.json"
+    path.write_text(json.dumps(prices | {"device": "name=CUDA memory=0"}))
+    words = ["--prices", str(path), "--shape", "tiny", "--layers", "6", "--type", "q8_0", "--share", "0.5"]
+    words += ["--folder", str(folder), "--stock", str(models.stock_dir()), "--arms", "stock-fit"]
+    assert modelled.main(words) == 1
+    said = capsys.readouterr().err
+    assert "the arm stock-fit cannot be modelled: --fit finds no placement: the device tells of no" in said
+
+
+def _placed(n_slots: int) -> tuple[NDArray[np.bool_], float]:
+    """Which experts [layer, expert] of the model a profile places, and their share of the measured uses."""
+    chosen = modelled.seeded_routing(MoeShape(6, 32, 4), 48, modelled.PROFILED)
+    uses = uses_of(np.delete(chosen, slice(24, 48), axis=0), 32)
+    best = np.argsort(-uses.ravel(), kind="stable")[:n_slots]
+    placed = np.isin(np.arange(uses.size), best).reshape(uses.shape)
+    return placed, placed[np.arange(6)[:, None], chosen[24:48]].mean()
+
+
+@pytest.mark.parametrize("slow", ["link", "cpu"])
+def test_twiddlers_placement_is_that_of_the_profile_and_stays(
+    slow: str, plain: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    """Over a slow link the CPU computes what is missing. Beside a slow CPU that passes through few slots."""
+    changed = {f"{slow}{busy}_gbs": 1.0 for busy in ("", "_busy")}
+    line = _run(folder, ("ours-twiddler",), **changed)["ours-twiddler"]
+    placed, hits = _placed(line["slots"])
+    assert placed.sum() == line["slots"] < placed.size
+    assert line["counters"]["predicted"] == 0
+    if slow == "link":
+        assert line["by_cpu"] == pytest.approx(1 - hits)
+        assert line["counters"]["evictions"] == 0 < plain["ours-auto"]["counters"]["evictions"]
+        assert line["hits"] == pytest.approx(hits)
+    else:
+        assert line["by_cpu"] < 0.05
+        assert line["counters"]["evictions"] > 0
+        assert line["hits"] == pytest.approx(hits, abs=0.03)
 
 
 def test_it_repeats_itself_to_the_nanosecond(plain: dict[str, dict[str, Any]], folder: Path) -> None:

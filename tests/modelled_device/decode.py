@@ -79,6 +79,8 @@ def measure(job: Job) -> dict[str, Any]:
         device.run(lambda: session.append(1))
     found = {name: value - before[name] for name, value in device.report().items()}
     used = {name: value - stats[name] for name, value in session.counters().items()}
+    slots = session.cache.info()["pool_slots_high"] if session.cache else None
+    device_bytes = session.device_bytes()
     session.close()
     n_layers = shape.n_layers * job.n_tokens
     hits, misses = (
@@ -94,6 +96,8 @@ def measure(job: Job) -> dict[str, Any]:
         "per_layer_us": {name: found[name] / n_layers / 1e3 for name in TIMES},
         "idle_us": {name: (found["now"] - found[name]) / n_layers / 1e3 for name in BUSY},
         "counters": used,
+        "slots": slots,
+        "device_bytes": device_bytes,
     }
 
 
