@@ -3,6 +3,7 @@
 
 import http.client
 import json
+import os
 import random
 import subprocess
 import sys
@@ -99,6 +100,11 @@ class Server:
     def peak(self) -> int:
         """Bytes of its resident set when it was largest."""
         return _bytes(self.process.pid, "VmHWM")
+
+    def cpu_s(self) -> float:
+        """Seconds that its threads have computed, in sum."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def children(self, name: str = "VmRSS") -> dict[str, int]:
         """Bytes of the resident sets of the processes that it has started, by command line."""

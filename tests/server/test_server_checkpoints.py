@@ -101,14 +101,18 @@ def test_a_number_of_checkpoints_that_does_not_fit_is_refused(folder: Path) -> N
 def test_a_saved_slot_of_a_recurrent_model(folder: Path, tmp_path: Path) -> None:
     options = ("--pools", "20M", "--parallel", 1, "--slot-save-path", f"{tmp_path}/")
     with servers.serving(folder / "qwen3next.gguf", tmp_path / "log", *options) as server:
-        body = {"prompt": [3 + i * 7919 % 250 for i in range(60)], "n_predict": 8, "temperature": 0}
+        prompt = [3 + i * 7919 % 250 for i in range(60)]
+        body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "return_tokens": True}
 
-        def text() -> str:
-            return server.request("/completion", body).json["content"]
+        def answer() -> list[int]:
+            return server.request("/completion", body).json["tokens"]
 
-        first = text()
+        first = answer()
         assert server.request("/slots/0?action=save", {"filename": "slot"}).status == 200
         other = server.complete(n=8)
         assert server.request("/slots/0?action=restore", {"filename": "slot"}).status == 200
-        assert text() == first
+        assert answer() == first
+        assert server.request("/slots/0?action=restore", {"filename": "slot"}).status == 200
+        longer = server.request("/completion", {**body, "prompt": [*prompt, *first, 5, 6, 7]})
+        assert longer.json["timings"]["prompt_n"] < 60  # the state that was saved goes on
         assert server.complete(n=8) == other

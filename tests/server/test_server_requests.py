@@ -15,6 +15,8 @@ import models
 import pytest
 from servers import PROMPT, Server, serving, wait_until
 
+from pyhobbit.native.threads import processor_cores
+
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(not models.stock_dir().exists(), reason="needs make stock"),
@@ -125,9 +127,11 @@ def test_a_client_that_leaves_ends_its_pass(model: Path, tmp_path: Path, stream:
         before = server.cache()["layers_computed"]
         with _asked(server, prompt=tokens, n_predict=1, stream=stream):
             wait_until(lambda: server.cache()["layers_computed"] > before)
+        computed = server.cpu_s()
         with _asked(server, prompt=tokens, n_predict=64, stream=stream):
             pass  # waits for the slot, and is never computed
         wait_until(lambda: server.busy_slots() == 0)
+        assert server.cpu_s() - computed < 1.0 * processor_cores()  # on a machine without other programs
         layers = server.cache()["layers_computed"] - before
         assert layers < 6, "the pass was computed to its end"
         time.sleep(1)
@@ -155,6 +159,22 @@ def _written(server: Server) -> int:
 def _reading(server: Server, n: int) -> list[dict[str, int]]:
     """Progress with prompts of n tokens."""
     return [each for each in server.cache()["reading"] if each["tokens_all"] == n]
+
+
+def test_eight_clients_of_whom_some_leave_stay_within_the_memory(server: Server) -> None:
+    def ask(number: int) -> None:
+        is_long = number % 4 == 1
+        tokens = [3 + i * (7919 + number) % 250 for i in range(1800 if is_long else 40 + 40 * number)]
+        with _asked(server, prompt=tokens, n_predict=32) as client:
+            if is_long:
+                wait_until(lambda: _reading(server, 1800) or not server.busy_slots())
+            else:
+                assert client.getresponse().status == 200
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+    wait_until(lambda: server.busy_slots() == 0)
+    assert server.peak() <= _LIMIT + 8 * _MIB
 
 
 def test_an_answer_goes_on_while_a_long_prompt_is_read(model: Path, tmp_path: Path) -> None:

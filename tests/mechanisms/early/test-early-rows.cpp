@@ -55,63 +55,61 @@ rows compute_both(engine & e, const model_on_disk & m, const layer_input & first
     return e.compute(m, second, 1);
 }
 
-} // namespace
+rules guarded() {
+    rules config;
+    config.policy = "guard"; // uploads nothing once the pool is full
+    return config;
+}
 
-TEST_CASE("predicted experts that host memory alone has are computed on the layer before's input") {
+// Two layers of a token, of which the second's predicted experts are in host memory alone.
+struct two_layers {
     const model_on_disk m;
     const layer_input   first  = random_input(m.shape, 1, 1);
     const layer_input   second = random_input(m.shape, 1, 2);
-    fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
-    rules               config;
-    config.policy = "guard"; // uploads nothing once the pool is full
-    engine e{ m, 1, 0, config, { rpc_device() }, 16, compute_mode::cooperative };
-    e.compute(m, random_input(m.shape, 1, 3), 0); // fills it
-    add_early(e, m, ahead);
-    e.knows_router_input = true;
-    const rows exact     = compute_both(e, m, first, second); // the layers are not known yet
-    CHECK(exact == stock(m, second, tier_id::high, 1));
-    CHECK(e.counters.of(selections_early) == 0);
-    const rows found = compute_both(e, m, first, second);
-    CHECK(e.counters.of(selections_early) == 1);
-    layer_input stale = second;
-    stale.x           = first.x;
-    CHECK(found[0] == stock(m, stale, tier_id::high, 1)[0]);
+    fixed_predictor     ahead{ { second.ids[0], second.ids[0] == 7 ? 6 : 7 } };
+    engine              e{ m, 1, 0, guarded(), { rpc_device() }, 16, compute_mode::cooperative };
+
+    explicit two_layers(double from = 0.0) {
+        e.compute(m, random_input(m.shape, 1, 3), 0); // fills the pool
+        add_early(e, m, ahead, from);
+        e.knows_router_input = true;
+    }
+
+    rows compute() { return compute_both(e, m, first, second); }
+
+    uint64_t n_early() { return e.counters.of(selections_early); }
+};
+
+} // namespace
+
+TEST_CASE("predicted experts that host memory alone has are computed on the layer before's input") {
+    two_layers two;
+    const rows exact = two.compute(); // the layers are not known yet
+    CHECK(exact == stock(two.m, two.second, tier_id::high, 1));
+    CHECK(two.n_early() == 0);
+    const rows found = two.compute();
+    CHECK(two.n_early() == 1);
+    layer_input stale = two.second;
+    stale.x           = two.first.x;
+    CHECK(found[0] == stock(two.m, stale, tier_id::high, 1)[0]);
     CHECK(found[1] == exact[1]);
 }
 
 TEST_CASE("layers before the first one are exact") {
-    const model_on_disk m;
-    const layer_input   first  = random_input(m.shape, 1, 1);
-    const layer_input   second = random_input(m.shape, 1, 2);
-    fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
-    rules               config;
-    config.policy = "guard"; // as above
-    engine e{ m, 1, 0, config, { rpc_device() }, 16, compute_mode::cooperative };
-    e.compute(m, random_input(m.shape, 1, 3), 0);
-    add_early(e, m, ahead, 2.0);
-    e.knows_router_input = true;
+    two_layers two(2.0);
     for (int i = 0; i < 2; i++) {
-        CHECK(compute_both(e, m, first, second) == stock(m, second, tier_id::high, 1));
+        CHECK(two.compute() == stock(two.m, two.second, tier_id::high, 1));
     }
-    CHECK(e.counters.of(selections_early) == 0);
+    CHECK(two.n_early() == 0);
 }
 
 TEST_CASE("experts that read another tensor than their router are exact") {
-    const model_on_disk m;
-    const layer_input   first  = random_input(m.shape, 1, 1);
-    const layer_input   second = random_input(m.shape, 1, 2);
-    fixed_predictor     ahead({ second.ids[0], second.ids[0] == 7 ? 6 : 7 });
-    rules               config;
-    config.policy = "guard"; // as above
-    engine e{ m, 1, 0, config, { rpc_device() }, 16, compute_mode::cooperative };
-    e.compute(m, random_input(m.shape, 1, 3), 0);
-    add_early(e, m, ahead);
-    e.knows_router_input = true;
-    e.has_own_input      = true;
+    two_layers two;
+    two.e.has_own_input = true;
     for (int i = 0; i < 3; i++) {
-        CHECK(compute_both(e, m, first, second) == stock(m, second, tier_id::high, 1));
+        CHECK(two.compute() == stock(two.m, two.second, tier_id::high, 1));
     }
-    CHECK(e.counters.of(selections_early) == 0);
+    CHECK(two.n_early() == 0);
 }
 
 TEST_CASE("batches of several tokens are exact, and nothing is computed early for them") {
