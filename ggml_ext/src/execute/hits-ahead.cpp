@@ -16,6 +16,11 @@ bool hits_ahead::reserve(ggml_backend_t backend) {
     if (memory_ || is_refused_) {
         return !is_refused_;
     }
+    bool has_others = false; // kernels for other types do work for matrices that a token does not use
+    index_.each_matrix(tier_id::high, [&](expert_id id, part_id part, const part_location & at) {
+        const ggml_type first = index_.locate(tier_id::high, id.layer, part, 0).type;
+        has_others            = has_others || at.type != first || !ggml_is_quantized(at.type);
+    });
     ggml_backend_dev_t     device = ggml_backend_get_device(backend);
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(device, &props);
@@ -29,7 +34,7 @@ bool hits_ahead::reserve(ggml_backend_t backend) {
     }
     numbers_    = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I32, index_.n_experts_used());
     saved_      = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, widest * int64_t(index_.n_experts_used()));
-    is_refused_ = !props.caps.events || !traits_of(device).copies_in_streams ||
+    is_refused_ = has_others || !props.caps.events || !traits_of(device).copies_in_streams ||
                   !ggml_backend_supports_op(backend, ggml_get_rows(ctx_.get(), tables_.front(), numbers_)) ||
                   !ggml_backend_supports_op(backend, ggml_cont(ctx_.get(), saved_));
     if (!is_refused_) {
@@ -43,57 +48,49 @@ bool hits_ahead::reserve(ggml_backend_t backend) {
     return !is_refused_;
 }
 
-// Makes the table of the experts that are there, as far as one operation can compute them.
+// Makes the table of the experts that are there, in one bank of the pool.
 bool hits_ahead::look_for_experts() {
-    const part_set          parts = index_.layer(layer_).parts;
-    const std::vector<bool> has   = cache_.loaded(layer_, tier_id::high, parts);
-    const auto              first = uint32_t(std::find(has.begin(), has.end(), true) - has.begin());
-    const auto              type  = [&](uint32_t expert, part_id part) {
-        return index_.locate(tier_id::high, layer_, part, expert).type;
-    };
-    const auto buffer = [&](uint32_t expert, part_id part) {
-        return cache_.buffer({ layer_, expert }, tier_id::high, part);
-    };
-    table_.assign(index_.n_experts(), NONE);
+    const auto has    = cache_.loaded(layer_, tier_id::high, index_.layer(layer_).parts);
+    const auto first  = uint32_t(std::find(has.begin(), has.end(), true) - has.begin());
+    const auto buffer = [&](uint32_t e) { return cache_.buffer({ layer_, e }, tier_id::high, part_id::down); };
+    table_.assign(has.size(), NONE);
     for (uint32_t expert = first; expert < has.size(); expert++) {
-        bool is_alike = has[expert];
-        for (const part_id part : parts) { // other kernels for a token do work for matrices that it does not use
-            is_alike = is_alike && ggml_is_quantized(type(expert, part)) && type(expert, part) == type(first, part) &&
-                       buffer(expert, part) == buffer(first, part);
+        if (has[expert] && buffer(expert) == buffer(first)) {
+            table_[expert] = int32_t(cache_.number({ layer_, expert }, tier_id::high));
         }
-        table_[expert] = is_alike ? int32_t(cache_.number({ layer_, expert }, tier_id::high)) : NONE;
     }
     standing_in_ = { layer_, first };
-    return first < has.size() && table_[first] != NONE;
+    return first < has.size();
 }
 
 // The section computes rows of its own from this input alone.
-static bool reads_only(const ggml_tensor * input, ggml_cgraph * graph, int first, int end) {
-    ggml_tensor ** nodes    = ggml_graph_nodes(graph);
+static bool reads_only(const ggml_tensor * input, const layer_section & section) {
+    ggml_tensor ** first    = ggml_graph_nodes(section.graph) + section.first;
+    ggml_tensor ** end      = ggml_graph_nodes(section.graph) + section.end;
     const auto     is_given = [&](const ggml_tensor * source) {
         const ggml_tensor * root = source->view_src ? source->view_src : source;
-        return source == input || std::find(nodes + first, nodes + end, root) != nodes + end ||
+        return source == input || std::find(first, end, root) != end ||
                ggml_backend_buffer_get_usage(root->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
     };
-    return std::all_of(nodes + first, nodes + end, [&](const ggml_tensor * node) {
+    return std::all_of(first, end, [&](const ggml_tensor * node) {
         const int i = node->op == GGML_OP_MUL_MAT_ID ? 1 : 0; // behind the experts, and before their numbers
         return is_noop(node) || (is_given(node->src[i]) && (i == 1 || !node->src[1] || is_given(node->src[1])));
     });
 }
 
-bool hits_ahead::can_launch(ggml_cgraph * graph, int first, inner_graph & inner) {
-    const ggml_tensor * matmul = ggml_graph_node(graph, first);
-    part_set            parts;
-    layer_ = expert_of(matmul).layer;
-    input_ = matmul->src[1];
+bool hits_ahead::can_launch(const layer_section & section, inner_graph & inner) {
+    const ggml_tensor * matmul = ggml_graph_node(section.graph, section.first);
+    section_                   = section;
+    layer_                     = expert_of(matmul).layer;
+    input_                     = matmul->src[1];
     if (!inner.in_queue() || !inner.can_begin_layer(layer_) || matmul->ne[2] != 1 ||
         matmul->ne[1] != int64_t(index_.n_experts_used()) || cache_.n_slots(tier_id::high) == 0 ||
         cache_.n_slots(tier_id::low) > 0 || !ggml_is_contiguous(input_)) {
         return false; // the CPU asks for each layer too, so the graph is searched last
     }
-    section_ = { graph, first, section_end(graph, first, parts) };
-    return parts == index_.layer(layer_).parts && cpu_rows::can_share(section_, { layer_, 1, matmul->ne[1], {}, {} }) &&
-           reads_only(input_, graph, first, section_.end) && reserve(inner.backend()) && look_for_experts();
+    return section.parts == index_.layer(layer_).parts &&
+           cpu_rows::can_share(section, { layer_, 1, matmul->ne[1], {}, {} }) && reads_only(input_, section) &&
+           reserve(inner.backend()) && look_for_experts();
 }
 
 status hits_ahead::launch(inner_graph & inner) {

@@ -24,8 +24,8 @@ class hits_ahead {
     // Both must outlive the object.
     hits_ahead(const expert_index & index, expert_cache & cache) : index_(index), cache_(cache) {}
 
-    // Returns true if the layer that begins with this node can be computed so, all of it in this graph.
-    bool can_launch(ggml_cgraph * graph, int first, inner_graph & inner);
+    // Returns true if the section's layer can be computed so, all of it in this graph.
+    bool can_launch(const layer_section & section, inner_graph & inner);
 
     // Launches the layer, and pins an expert that stands for missing ones. REQUIRES: can_launch was true last
     status launch(inner_graph & inner);
@@ -49,7 +49,7 @@ class hits_ahead {
 
     const expert_index & index_;
     expert_cache &       cache_;
-    bool                 is_refused_ = false; // by the device
+    bool                 is_refused_ = false; // by the device, or for the experts' types
 
     ggml_context_ptr           ctx_;
     ggml_backend_buffer_ptr    memory_; // has these tensors:

@@ -34,6 +34,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     timeline_span span(stats_.events, "layer");
     inner.record(stats_.events);
     const status s    = run(graph, { inner, cpu });
+    layer_.section    = {};
     layer_.in_section = false;
     span.note("layer", layer_.routing.layer);
     if (!s.ok()) {
@@ -119,23 +120,24 @@ routed_layer moe_executor::routed(ggml_cgraph * graph, int first, const inner_gr
 }
 
 // Nobody may read later what the layer overwrites.
-bool moe_executor::may_run_ahead(ggml_cgraph * graph, int first, bool is_predicted, inner_graph & inner) {
-    const layer_id layer = expert_of(ggml_graph_node(graph, first)).layer;
+bool moe_executor::may_run_ahead(bool is_predicted, inner_graph & inner) {
+    const layer_section & section = layer_.section;
+    const layer_id        layer   = expert_of(ggml_graph_node(section.graph, section.first)).layer;
     return hooks_.empty() && !run_.observer && run_.batch.pass() == batch_pass::only &&
-           (is_predicted || !prefetcher_ || !prefetcher_->may_read(layer)) && ahead_.can_launch(graph, first, inner);
+           (is_predicted || !prefetcher_ || !prefetcher_->may_read(layer)) && ahead_.can_launch(section, inner);
 }
 
 // Waits for all that the device runs, and reads in the same wait what the layer is planned by.
-status moe_executor::read_layer(ggml_cgraph * graph, int first, inner_graph & inner) {
+status moe_executor::read_layer(inner_graph & inner) {
     const timeline_span span(stats_.events, "routing");
-    const ggml_tensor * matmul     = ggml_graph_node(graph, first);
+    const ggml_tensor * matmul     = ggml_graph_node(layer_.section.graph, layer_.section.first);
     const layer_id      layer      = expert_of(matmul).layer;
     const ggml_tensor * prediction = nullptr;
     const char *        predicted  = nullptr;
     if (prefetcher_ && inner.in_queue() && inner.empty()) {
         prediction = prefetcher_->begin(layer, matmul->src[4], inner.backend());
     }
-    const bool may_run = may_run_ahead(graph, first, prediction, inner);
+    const bool may_run = may_run_ahead(prediction, inner);
     // a batch of a prompt has a large input, which the CPU seldom needs
     const bool for_cpu = share_ && (may_run || share_->expects_rows()) && inner.empty() &&
                          matmul->src[2]->ne[1] <= batch_info::max_generated;
@@ -190,8 +192,9 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
             return s;
         }
     }
-    layer_ = {};
-    HOBBIT_TRY(read_layer(graph, first, on.device));
+    layer_         = {};
+    layer_.section = section_at(graph, first);
+    HOBBIT_TRY(read_layer(on.device));
     layer_.rows = run_.batch.rows(layer_.routing.n_tokens);
     HOBBIT_TRY(check_weights(matmul));
     layer_.ids          = matmul->src[2];
@@ -211,11 +214,10 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
 
 // The CPU's share is decided for a section at a time.
 status moe_executor::begin_section(ggml_cgraph * graph, int first, const inner_graphs & on) {
-    part_set  parts;
-    const int end     = section_end(graph, first, parts);
     layer_.in_section = true;
+    layer_.section    = layer_.section.graph ? layer_.section : section_at(graph, first);
     HOBBIT_TRY(layer_.is_ahead ? status() : on.device.compute()); // it has computed the section's input
-    share_->begin_section({ graph, first, end }, parts, layer_.matmul_input, on.device);
+    share_->begin_section(layer_.section, layer_.matmul_input, on.device);
     for (const auto & each : hooks_) {
         HOBBIT_TRY(each->before_rest(routed(graph, first, on)));
     }

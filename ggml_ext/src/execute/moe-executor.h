@@ -75,8 +75,9 @@ class moe_executor {
 
   private:
     struct layer_state : running_layer {
-        const ggml_tensor *          ids        = nullptr; // the router's choice; null: no layer runs
-        bool                         in_section = false;   // the layer's section of the current graph runs
+        const ggml_tensor *          ids = nullptr;      // the router's choice; null: no layer runs
+        layer_section                section;            // the layer's nodes of the current graph, once it gets there
+        bool                         in_section = false; // the section runs
         bool                         is_ended   = false;
         bool                         is_ahead   = false; // the device was given the layer before its plan
         std::vector<batch_info::row> rows;
@@ -86,8 +87,8 @@ class moe_executor {
     };
 
     bool         begins_layer(ggml_cgraph * graph) const;
-    bool         may_run_ahead(ggml_cgraph * graph, int first, bool is_predicted, inner_graph & inner);
-    status       read_layer(ggml_cgraph * graph, int first, inner_graph & inner);
+    bool         may_run_ahead(bool is_predicted, inner_graph & inner);
+    status       read_layer(inner_graph & inner);
     void         judge_ahead(inner_graph & inner);
     status       run(ggml_cgraph * graph, const inner_graphs & on);
     status       begin_layer(ggml_cgraph * graph, int first, const stage & st, const ggml_tensor * last,

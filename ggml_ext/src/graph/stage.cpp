@@ -35,21 +35,20 @@ stage next_stage(ggml_cgraph * graph, int first, int & end) {
     return s;
 }
 
-int section_end(ggml_cgraph * graph, int first, part_set & parts) {
-    const layer_id layer = expert_of(ggml_graph_node(graph, first)).layer;
-    parts                = {};
-    int end              = first;
-    for (; end < ggml_graph_n_nodes(graph); end++) {
-        const ggml_tensor * node = ggml_graph_node(graph, end);
+layer_section section_at(ggml_cgraph * graph, int first) {
+    const layer_id layer   = expert_of(ggml_graph_node(graph, first)).layer;
+    layer_section  section = { graph, first, first };
+    for (; section.end < ggml_graph_n_nodes(graph); section.end++) {
+        const ggml_tensor * node = ggml_graph_node(graph, section.end);
         if (node->op != GGML_OP_MUL_MAT_ID || is_noop(node)) {
             continue;
         }
-        if (expert_of(node).layer != layer || (parts & expert_of(node).part)) {
+        if (expert_of(node).layer != layer || (section.parts & expert_of(node).part)) {
             break;
         }
-        parts |= expert_of(node).part;
+        section.parts |= expert_of(node).part;
     }
-    return end;
+    return section;
 }
 
 } // namespace hobbit

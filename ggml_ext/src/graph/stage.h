@@ -20,8 +20,16 @@ struct stage {
 // The stage that begins with the matmul at node `first`. Sets `end` to the node behind it.
 stage next_stage(ggml_cgraph * graph, int first, int & end);
 
-// The end of the section that begins with the matmul at node `first`: that of the graph, or the next matmul of another
-// layer or of a part that the section has already. Sets `parts` to the section's parts.
-int section_end(ggml_cgraph * graph, int first, part_set & parts);
+// The nodes [first, end) of an outer graph. They belong to one layer, and the first one is a matmul over experts.
+struct layer_section {
+    ggml_cgraph * graph = nullptr;
+    int           first = 0;
+    int           end   = 0;
+    part_set      parts = {}; // those of its matmuls
+};
+
+// The section that begins with the matmul at node `first`. It ends with the graph, or at the next matmul of another
+// layer or of a part that the section has already.
+layer_section section_at(ggml_cgraph * graph, int first);
 
 } // namespace hobbit

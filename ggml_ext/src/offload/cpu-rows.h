@@ -7,6 +7,7 @@
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
+#include "graph/stage.h"
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
 
@@ -15,13 +16,6 @@
 #include <vector>
 
 namespace hobbit {
-
-// The nodes [first, end) of an outer graph. They belong to one layer, and the first one is a matmul over experts.
-struct layer_section {
-    ggml_cgraph * graph;
-    int           first;
-    int           end;
-};
 
 // The rows of a layer that the CPU computes from experts in host memory. The outer graph's operations are repeated on
 // these rows alone, which are contiguous in host memory. Inputs are copied to host memory. Only results that nothing in

@@ -56,8 +56,7 @@ bool cpu_share::pin(const planned_use & use) {
     return host_.n_slots(use.tier) > 0 && host_.acquire(use.id, use.tier);
 }
 
-void cpu_share::begin_section(const layer_section & section, part_set parts, const host_copy & known,
-                              inner_graph & device) {
+void cpu_share::begin_section(const layer_section & section, const host_copy & known, inner_graph & device) {
     const bool can_share = cpu_rows::can_share(section, *routing_);
     for (const planned_use & use : plan_->uses) {
         if (computes(use) && can_share && pin(use)) {
@@ -71,8 +70,8 @@ void cpu_share::begin_section(const layer_section & section, part_set parts, con
                       "products that the CPU cannot share\n");
         has_warned_ = true;
     }
-    parts_              = parts;
-    const bool is_whole = parts == all_parts();
+    parts_              = section.parts;
+    const bool is_whole = parts_ == all_parts();
     if (source_ && can_share && routing_->n_tokens == 1 && is_whole) {
         source_->learn(section, routing_->layer);
     }
@@ -80,7 +79,7 @@ void cpu_share::begin_section(const layer_section & section, part_set parts, con
         const auto start = clock::now();
         std::stable_partition(pinned_.begin(), pinned_.end(), [&](const planned_use * use) { return is_ready(*use); });
         for (const planned_use * use : pinned_) {
-            host_.request(use->id, use->tier, parts);
+            host_.request(use->id, use->tier, parts_);
         }
         rows_.begin(section, *routing_, pinned_, known, device);
         if (is_whole && is_ready(*pinned_.front())) {

@@ -56,9 +56,9 @@ class cpu_share {
     // Returns true if the CPU computes a use of the plan.
     bool computes(const planned_use & use) const { return on_cpu_[index_of(use)]; }
 
-    // Pins the CPU's experts in host memory, requests their missing `parts`, and copies the section's inputs but for
+    // Pins the CPU's experts in host memory, requests their missing parts, and copies the section's inputs but for
     // `known`. REQUIRES: the device has computed these inputs.
-    void begin_section(const layer_section & section, part_set parts, const host_copy & known, inner_graph & device);
+    void begin_section(const layer_section & section, const host_copy & known, inner_graph & device);
 
     // Returns true if the CPU computes rows of the section, or all of them: then the device has nothing to compute.
     bool has_rows() const { return !pinned_.empty(); }

@@ -51,18 +51,16 @@ static std::vector<int32_t> read_ranking(const ggml_tensor * matmul, const layer
 
 // Returns true if only the matmuls depend on the expert that serves a row, and no bias or scale does.
 static bool can_replace(ggml_cgraph * graph, int first, part_set all) {
-    const ggml_tensor * matmul = ggml_graph_node(graph, first);
-    const ggml_tensor * ids    = matmul->src[2];
-    part_set            parts;
-    const int           end = section_end(graph, first, parts);
-    for (int i = first; i < end; i++) {
+    const ggml_tensor * ids     = ggml_graph_node(graph, first)->src[2];
+    const layer_section section = section_at(graph, first);
+    for (int i = first; i < section.end; i++) {
         const ggml_tensor * node  = ggml_graph_node(graph, i);
         const auto          reads = [&](const ggml_tensor * source) { return source && source == ids; };
         if (node->op != GGML_OP_MUL_MAT_ID && std::any_of(node->src, node->src + GGML_MAX_SRC, reads)) {
             return false;
         }
     }
-    return parts == all;
+    return section.parts == all;
 }
 
 //
