@@ -207,7 +207,7 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
     }
     plan();
     if (share_) {
-        share_->begin_layer(layer_.routing, layer_.plan, on.device);
+        share_->begin_layer(layer_.routing, layer_.plan, layer_.is_ahead, on.device);
     }
     return stream_.reserve(layer_, on.device);
 }

@@ -28,7 +28,8 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
     cache_.set_replacement_listener([this](const auto & in, const auto & out) { placement_.gain().replaced(in, out); });
 }
 
-void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device) {
+void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, bool is_ahead,
+                            inner_graph & device) {
     routing_ = &routing;
     plan_    = &plan;
     work_.clear();
@@ -38,7 +39,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
         placement_.gain().used({ use.id, use.tier });
     }
-    on_cpu_       = placement_.place(work_, routing.n_tokens);
+    on_cpu_       = placement_.place(work_, routing.n_tokens, is_ahead);
     is_as_placed_ = true;
     for (size_t i = 0; i < work_.size(); i++) {
         if (!work_[i].is_present && is_ready(plan.uses[i])) {

@@ -47,8 +47,8 @@ class cpu_share {
     // Takes rows from here where it has them. The source must outlive the object's last use.
     void set_row_source(row_source * source) { source_ = source; }
 
-    // Decides who computes which use of the plan. Plan and routing must live until end_layer.
-    void begin_layer(const layer_routing & routing, const layer_plan & plan, inner_graph & device);
+    // Decides who computes which use of the plan. Plan and routing must live until end_layer. is_ahead: see placement
+    void begin_layer(const layer_routing & routing, const layer_plan & plan, bool is_ahead, inner_graph & device);
 
     // Returns true if the CPU has computed rows lately, and may soon need a layer's input again.
     bool expects_rows() const { return n_layers_without_ < 2 * index_.n_layers(); }

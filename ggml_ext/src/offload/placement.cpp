@@ -44,19 +44,20 @@ double placement::saved_by_upload(const expert_work & w) const {
     return mode_ == compute_mode::twiddler ? 0.0 : COUNTED_HITS * gain_.further_hits() * one_less;
 }
 
-bool placement::is_faster_on_cpu(const expert_work & w, double cpu, double link) const {
-    const double own = link > 0.0 ? seconds_beside(w) : cpu_.seconds(w);
-    return cpu + own + saved_by_upload(w) <= link + upload_seconds(w.kind) + device_.seconds(w);
-}
-
-cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work) const {
+cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work, bool is_ahead) const {
+    double again = 0.0;
+    for (const expert_work & w : work) {
+        again += is_ahead && w.is_present && mode_ == compute_mode::automatic ? device_.seconds(w) : 0.0;
+    }
     double      all_on_cpu = 0.0;
-    double      all_upload = 0.0;
+    double      all_upload = again;
     double      cpu        = 0.0; // seconds of the layer's experts so far
     double      link       = 0.0;
     cpu_experts on_cpu;
     for (const expert_work & w : work) {
-        const bool is_cpus = !w.is_present && is_faster_on_cpu(w, cpu, link);
+        const double on_cpu_at    = cpu + (link > 0.0 ? seconds_beside(w) : cpu_.seconds(w));
+        const double on_device_at = again + link + upload_seconds(w.kind) + device_.seconds(w);
+        const bool   is_cpus      = !w.is_present && on_cpu_at + saved_by_upload(w) <= on_device_at;
         on_cpu.push_back(is_cpus);
         if (w.is_present || mode_ == compute_mode::twiddler) { // which decides each expert by itself
             continue;
@@ -66,7 +67,7 @@ cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work) cons
         (is_cpus ? cpu : link) += is_cpus ? seconds_beside(w) : upload_seconds(w.kind);
     }
     const bool is_shared = cpu > 0.0 && link > 0.0;
-    if (is_shared && SHARING * std::max(cpu, link) >= std::min(all_on_cpu, all_upload)) {
+    if (is_shared && SHARING * std::max(cpu, again + link) >= std::min(all_on_cpu, all_upload)) {
         for (size_t i = 0; i < work.size(); i++) {
             on_cpu[i] = !work[i].is_present && all_on_cpu <= all_upload;
         }
@@ -74,13 +75,13 @@ cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work) cons
     return on_cpu;
 }
 
-cpu_experts placement::place(const std::vector<expert_work> & work, int64_t n_tokens) {
+cpu_experts placement::place(const std::vector<expert_work> & work, int64_t n_tokens, bool is_ahead) {
     const bool compares  = mode_ == compute_mode::automatic || mode_ == compute_mode::twiddler;
     const bool cpu_all   = mode_ == compute_mode::cooperative && n_tokens <= batch_info::max_generated;
     bool       is_hit    = false;
     bool       is_upload = false;
     tries_cpu_           = false;
-    cpu_experts on_cpu   = compares ? faster_on_cpu(work) : cpu_experts(work.size(), false);
+    cpu_experts on_cpu   = compares ? faster_on_cpu(work, is_ahead) : cpu_experts(work.size(), false);
     for (size_t i = 0; i < work.size(); i++) {
         if (work[i].is_present) {
             is_hit = true;
