@@ -4,16 +4,6 @@
 #include "clip.h"
 #include "ggml-backend.h"
 
-static uint64_t host_bytes(const clip_ctx * clip) {
-    uint64_t n_bytes = 0;
-    if (clip != nullptr) {
-        for (const auto & [device, size] : clip_get_mem_usage(clip)) {
-            n_bytes += ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ? size : 0;
-        }
-    }
-    return n_bytes;
-}
-
 uint64_t hobbit_projector_bytes(const char * path, int32_t * n_embd) {
     // as mtmd_init_from_file() with its defaults
     clip_context_params params = {};
@@ -32,7 +22,11 @@ uint64_t hobbit_projector_bytes(const char * path, int32_t * n_embd) {
         *n_embd = clip_n_mmproj_embd(projector);
     }
     for (clip_ctx * part : parts) {
-        n_bytes += host_bytes(part);
+        if (part != nullptr) {
+            for (const auto & [device, size] : clip_get_mem_usage(part)) {
+                n_bytes += ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ? size : 0;
+            }
+        }
         clip_free(part);
     }
     return n_bytes;

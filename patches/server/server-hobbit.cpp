@@ -14,6 +14,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <regex>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -68,20 +69,16 @@ static std::string live_names() {
 
 // The word as a setting takes it, which does not own its text.
 static const char * known_word(const hobbit_setting_spec & spec, const std::string & word) {
-    static const auto words = [] {
-        std::set<std::string> all;
-        for (const hobbit_setting_spec * each : live_settings()) {
-            const auto some = string_split<std::string>(each->choices ? each->choices : "", ' ');
-            all.insert(some.begin(), some.end());
-        }
-        return all;
-    }();
-    const auto found = words.find(word);
-    if (found == words.end()) {
+    static std::mutex            mutex;
+    static std::set<std::string> words; // guarded by the mutex
+
+    const auto known = string_split<std::string>(spec.choices, ' ');
+    if (std::find(known.begin(), known.end(), word) == known.end()) {
         throw std::invalid_argument(
             string_format("%s is '%s', and must be one of %s", spec.option, word.c_str(), spec.choices));
     }
-    return found->c_str();
+    std::lock_guard<std::mutex> lock(mutex);
+    return words.insert(word).first->c_str();
 }
 
 const char * server_hobbit_help() {
@@ -155,12 +152,11 @@ void server_hobbit_check_prompt(const llama_vocab * vocab, const json & prompt, 
         return;
     }
     const size_t size = prompt.is_string() ? prompt.get<std::string>().size() : 0;
-    if (size <= size_t(n_ctx) || !server_hobbit_is_cached() || size <= size_t(n_ctx) * longest_token(vocab)) {
-        return;
+    if (size > size_t(n_ctx) && server_hobbit_is_cached() && size > size_t(n_ctx) * longest_token(vocab)) {
+        throw std::invalid_argument(
+            string_format("the prompt has %zu bytes, more than the context of %d tokens can hold; shorten it", size,
+                          n_ctx));
     }
-    throw std::invalid_argument(
-        string_format("the prompt has %zu bytes, more than the context of %d tokens can hold; shorten it", size,
-                      n_ctx));
 }
 
 std::string server_hobbit_begin(llama_context * ctx, llama_seq_id seq_id, const std::vector<hobbit_setting> & changes) {
@@ -234,12 +230,8 @@ uint64_t server_hobbit_checkpoint_bytes() {
 }
 
 std::vector<hobbit_setting> server_hobbit_of_name(const json & name) {
-    static const std::string suffix = "-exact";
-    if (!name.is_string() || !string_ends_with(name.get<std::string>(), suffix)) {
-        return {};
-    }
-    if (!server_hobbit_is_cached()) {
-        return {}; // exact in any case
+    if (!name.is_string() || !string_ends_with(name.get<std::string>(), "-exact") || !server_hobbit_is_cached()) {
+        return {}; // without a cache exact in any case
     }
     return { { "hobbit.quality", 0.0, "lossless" } };
 }
@@ -386,8 +378,7 @@ std::pair<double, double> server_hobbit_uses() {
 }
 
 std::string server_hobbit_metrics() {
-    std::string               text;
-    std::string               previous;
+    std::string               text, previous;
     std::vector<hobbit_value> values;
     {
         std::lock_guard<std::mutex> lock(g_cache.mutex);
@@ -434,17 +425,8 @@ server_requests_handler server_hobbit_while_waiting(server_requests_handler get)
 }
 
 // '/folder/model.gguf' becomes 'model.gguf'.
-static std::string without_folders(std::string text) {
-    for (size_t at = text.find("'/"); at != std::string::npos; at = text.find("'/", at + 1)) {
-        const size_t end = text.find('\'', at + 1);
-        if (end == std::string::npos) {
-            return text;
-        }
-        const size_t name = text.rfind('/', end) + 1;
-        text.erase(at + 1, name - at - 1);
-        at = text.find('\'', at + 1);
-    }
-    return text;
+static std::string without_folders(const std::string & text) {
+    return std::regex_replace(text, std::regex("'/([^']*/)?"), "'");
 }
 
 std::string server_hobbit_check(const llama_context * ctx) {

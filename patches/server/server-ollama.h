@@ -15,6 +15,6 @@ struct server_ollama_routes {
 // Adds /api/... and /panel.
 void server_ollama_add_routes(const server_http_context & http, const server_ollama_routes & routes);
 
-// Milliseconds without a request after which the model is unloaded: those of the last request with keep_alive, else
+// Milliseconds without a request after which the model is unloaded: by keep_alive of the last request, else
 // `own`. Negative: never. Any thread may call it.
 int64_t server_ollama_idle_ms(int64_t own);

@@ -21,8 +21,9 @@ constexpr uint64_t MIB = 1 << 20;
 // Bytes of memory, as measured: for each byte of a string, each value and each message of a conversation that is read,
 // and for each byte of text that is tokenized. A prompt of a request takes some KiB until it is computed.
 constexpr uint64_t STRING_BYTE = 3, VALUE = 60, MESSAGE = 3500, TEXT_BYTE = 64;
-constexpr uint64_t MEDIA_BYTE  = 8; // the same of a string that may be an image
-constexpr uint64_t PIXEL       = 8; // bytes while an image is decoded; twice that with 16 bits per channel
+constexpr uint64_t MEDIA_BYTE = 8; // the same of a string that may be an image
+constexpr uint64_t PIXEL      = 8; // bytes while an image is decoded; twice that with 16 bits per channel
+constexpr uint64_t SAMPLE = 16, SILENCE = 5 * MIB; // the same of audio, with the half minute that is added
 constexpr uint64_t MAX_PROMPTS = 256;
 
 constexpr uint64_t SMALL_TEXT = 4 << 10; // counts nothing
@@ -97,17 +98,13 @@ class reading {
 
     ~reading() { here = nullptr; }
 
-    static thread_local reading * here;
+    static inline thread_local reading * here = nullptr;
 
     const stop_function & should_stop;
-    std::shared_ptr<void> text; // while it is tokenized, or images while they are decoded
+    std::shared_ptr<void> text; // while it is tokenized, or images and audio while they are decoded
 };
 
-thread_local reading * reading::here = nullptr;
-
 } // namespace
-
-static void hold_text(size_t n_bytes);
 
 //
 // limits
@@ -132,14 +129,6 @@ void server_requests_plan(common_params & params) {
                                        int64_t(hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media))));
 }
 
-void server_requests_bound(bool is_bounded) {
-    const uint64_t all = is_bounded ? g_planned : NO_LIMIT;
-    g_bodies.set_limit(all / 8);
-    g_trees.set_limit(all / 2);
-    g_texts.set_limit(all / 8 * 3);
-    common_before_tokenize = is_bounded ? hold_text : nullptr;
-}
-
 uint64_t server_requests_body_limit() {
     return std::min(LARGEST_BODY, g_bodies.limit());
 }
@@ -150,11 +139,8 @@ uint64_t server_requests_body_limit() {
 
 std::shared_ptr<void> server_requests_hold_body(uint64_t size, const stop_function & should_stop,
                                                 std::string & reason) {
-    static constexpr auto PATIENCE = std::chrono::seconds(30);
-
-    const auto end = std::chrono::steady_clock::now() + PATIENCE;
-
-    auto held = g_bodies.take(size, [&] { return should_stop() || std::chrono::steady_clock::now() > end; });
+    const auto end  = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    auto       held = g_bodies.take(size, [&] { return should_stop() || std::chrono::steady_clock::now() > end; });
     if (!held) {
         reason = "other large requests are being read; ask again";
     }
@@ -185,7 +171,7 @@ static std::string refusal(const char * what, uint64_t size, uint64_t limit) {
                          what, double(size) / MIB, double(limit) / MIB);
 }
 
-// Waits for the memory that a text or images take. The reading gives it back.
+// Waits for the memory that a text or files take. The reading gives it back.
 static void hold(const char * what, uint64_t size) {
     if (!reading::here) {
         return;
@@ -206,16 +192,27 @@ static void hold_text(size_t n_bytes) {
     }
 }
 
-void server_requests_hold_images(const std::vector<std::vector<unsigned char>> & files) {
+void server_requests_bound(bool is_bounded) {
+    const uint64_t all = is_bounded ? g_planned : NO_LIMIT;
+    g_bodies.set_limit(all / 8);
+    g_trees.set_limit(all / 2);
+    g_texts.set_limit(all / 8 * 3);
+    common_before_tokenize = is_bounded ? hold_text : nullptr;
+}
+
+void server_requests_hold_media(const mtmd_context * ctx, const std::vector<std::vector<unsigned char>> & files) {
     uint64_t size = 0;
     for (const auto & file : files) {
-        int width = 0, height = 0, n_channels = 0;
-        if (stbi_info_from_memory(file.data(), int(file.size()), &width, &height, &n_channels)) {
-            const bool is_wide  = stbi_is_16_bit_from_memory(file.data(), int(file.size()));
-            size               += uint64_t(width) * uint64_t(height) * PIXEL << is_wide;
+        int        width = 0, height = 0, n_channels = 0;
+        const auto n_samples = mtmd_helper_n_samples(ctx, file.data(), file.size());
+        if (n_samples > 0) {
+            size += n_samples * SAMPLE + SILENCE;
+        } else if (stbi_info_from_memory(file.data(), int(file.size()), &width, &height, &n_channels)) {
+            size += uint64_t(width) * height * PIXEL << stbi_is_16_bit_from_memory(file.data(), int(file.size()));
         }
+        size = std::min(size, NO_LIMIT); // many that announce far too much
     }
-    hold("request's images", size);
+    hold("request's images and audio", size);
 }
 
 void server_requests_check_prompts(uint64_t n) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 struct common_params;
+struct mtmd_context;
 struct server_http_req;
 struct server_http_res;
 
@@ -37,6 +38,6 @@ server_requests_handler server_requests_bounded(server_requests_handler handler)
 // Throws std::invalid_argument for more prompts in one request than there is memory for.
 void server_requests_check_prompts(uint64_t n);
 
-// Waits for the memory of the images' pixels, by the sizes that the files announce, before they are decoded. REQUIRES:
-// called where a handler reads a request. Throws if they could never fit.
-void server_requests_hold_images(const std::vector<std::vector<unsigned char>> & files);
+// Waits for the memory of images' pixels and audio's samples, by what the files announce, before they are decoded.
+// REQUIRES: called where a handler reads a request. Throws if they could never fit.
+void server_requests_hold_media(const mtmd_context * ctx, const std::vector<std::vector<unsigned char>> & files);

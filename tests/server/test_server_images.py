@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A model that sees: its projector's memory, and images behind the server and in Hobbit."""
+"""A model that sees or hears: its projector's memory, images and sounds behind the server and in Hobbit."""
 
 import argparse
 import base64
@@ -12,7 +12,7 @@ import pytest
 import random_moe
 from llama_cpp.llama_chat_format import Llava15ChatHandler
 from models import stock_dir
-from projector import N_TOKENS, picture, write_projector
+from projector import N_TOKENS, picture, sound, write_ear, write_projector
 from servers import Answer, Server, running, serving
 
 from pyhobbit import HobbitError
@@ -110,7 +110,34 @@ def test_large_images_at_once_stay_within_the_memory(files: tuple[Path, Path], t
             with ThreadPoolExecutor(6) as pool:
                 answers = list(pool.map(ask, [messages] * 6))
             assert {answer.status for answer in answers} == {status}, answers[0].text[:300]
-        assert "the request's images would take 17.2 MiB of memory to read, and 16.6 MiB" in answers[0].error
+        said = "the request's images and audio would take 17.2 MiB of memory to read, and 16.6 MiB"
+        assert said in answers[0].error
+        assert server.peak() <= limit + (8 << 20)
+
+
+def test_long_sounds_at_once_stay_within_the_memory(files: tuple[Path, Path], tmp_path: Path) -> None:
+    write_ear(tmp_path / "ear.gguf", random_moe.Shape().n_embd)
+    limit = 600 << 20
+    size = ("--ctx-size", 8192, "--override-kv", "qwen3moe.context_length=int:8192", "--memory", limit)
+    with serving(files[0], tmp_path / "log", *size, "--mmproj", tmp_path / "ear.gguf") as server:
+
+        def ask(wave: bytes) -> Answer:
+            data = {"data": base64.b64encode(wave).decode(), "format": "wav"}
+            messages = [{"role": "user", "content": [{"type": "input_audio", "input_audio": data}]}]
+            return server.request("/v1/chat/completions", {"messages": messages, "max_tokens": 4})
+
+        for wave, status in (
+            (sound(16_000), 200),
+            (sound(700_000), 200),
+            (sound(2_000_000), 413),
+            (sound(1000, rate=8), 413),  # a small file of two minutes
+            (b"RIFF\0\0\0\0WAVE, and no more", 400),
+        ):
+            with ThreadPoolExecutor(6) as pool:
+                answers = list(pool.map(ask, [wave] * 6))
+            assert {answer.status for answer in answers} == {status}, answers[0].text[:300]
+            assert "images and audio would take 35." in answers[0].text or status != 413
+            assert status != 200 or answers[0].json["usage"]["prompt_tokens"] > 750
         assert server.peak() <= limit + (8 << 20)
 
 
