@@ -145,7 +145,7 @@ $(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake
 	@echo '== llama.cpp without our patches'
 	python vendor/unpack.py --lock $(LOCK) --stock $(STOCK)/vendor/llama.cpp
 	cmake -S cmake/stock -B $(STOCK)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK)) $(OPTIONS_$(GPU):%=-D%)
-	cmake --build $(STOCK)/build/release $(if $(GPU),--target llama)
+	cmake --build $(STOCK)/build/release $(if $(GPU),--target llama --target llama-common)
 	ln -sfn build/release/bin $(STOCK)/bin
 	touch $@
 
@@ -310,10 +310,10 @@ build/.tools-aarch64: .ci/deps
 
 # The CUDA backend as a wheel of its own, for CUDA_ARCHITECTURES: one library that the first wheel loads. NVIDIA's wheels, which
 # lie beside pyhobbit, bring what it links to.
-CUDA_WHEEL := build/wheel-cuda
+CUDA_WHEEL := build/wheel-cuda-$(CUDA_ARCHITECTURES)-fa-$(CUDA_FA)
 wheel-cuda: $(CUDA_WHEEL)/.built
 
-$(CUDA_WHEEL)/.built: .venv/.tools build/cuda/.tools $(SYSROOT)/.made $(CMAKE_FILES) deploy/cuda/pyproject.toml deploy/cuda/CMakeLists.txt
+$(CUDA_WHEEL)/.built: .venv/.tools build/cuda/.tools $(SYSROOT)/.made $(CMAKE_FILES) $(NATIVE_SOURCES) deploy/cuda/pyproject.toml deploy/cuda/CMakeLists.txt
 	@echo '== the wheel of the CUDA backend'
 	rm -rf dist/cuda $(CUDA_WHEEL)/plain
 	cmake -S . -B $(CUDA_WHEEL) $(TOOLCHAIN:%=-D%) $(VARIANTS:%=-D%) $(OPTIONS_cuda:%=-D%) -DHOBBIT_WEB_PAGE=OFF

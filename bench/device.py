@@ -165,7 +165,10 @@ def run(config: runner.BenchConfig, target: Target, experts: Experts, results: P
     def run_turn(config: runner.BenchConfig, turn: runner.Turn, routes: Path) -> dict[str, Any]:
         budget = None if turn.limit is None else experts.budget(turn.limit)
         record = runner.record_of(turn, budget) | {"peak_bytes": None, "disk_bytes_per_second": None}
-        own = profiled(config, target, experts, routes) if PROFILE in turn.arm.settings else config
+        try:
+            own = profiled(config, target, experts, routes) if PROFILE in turn.arm.settings else config
+        except HobbitError as e:
+            return record | {"error": str(e)}
         done = runner.start(target.job(own, experts, turn, routes), None)
         return record | ({"error": runner.reason(done)} if done.returncode else json.loads(done.stdout))
 

@@ -60,7 +60,7 @@ RUNS = (
     Run("everything on the device", 2, *SMALL, ("1",), OWN, (*TOKENS, *PROMPT)),
     Run("calibrated", 5, *SMALL, SHARES, PRICED, (*TOKENS, *PROMPT, *TIER), ("calibration",)),
     Run("two precisions", 7, *LARGE, ("0.2",), ("stock", "demand", *LOW), (*TOKENS, *PROMPT, *TIER)),
-    Run("Twiddler and DAOP", 3, *SMALL, ("0.25",), ("ours-twiddler", "ours-daop"), (*TOKENS, *PROMPT)),
+    Run("Twiddler and DAOP", 5, *SMALL, ("0.25",), ("ours-twiddler", "ours-daop"), (*TOKENS, *PROMPT)),
     Run("gpt-oss", 4, "gpt-oss-120b", 18, "q4_0", ("0.1", "0.25"), OWN, (*TOKENS, *PROMPT)),
 )
 TRIAL = ("--tokens", "4", "--warm-up", "2", "--seconds", "2", "--prompts", "4", "16")

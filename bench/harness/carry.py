@@ -49,6 +49,8 @@ def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> Path:
     Every expert counts once more, so that all have their order, and the pool is full before the first token.
     Raises HobbitError.
     """
+    if not len(experts):
+        raise HobbitError("the trace has no tokens beside those that are measured; give fewer with --tokens")
     uses = 1 + uses_of(experts, moe_shape(model).n_experts)
     link.symlink_to(model)
     _calibration(link, 0, 1.0, 1.0, 0.0, expert_uses=tuple(uses.ravel().tolist())).write(link)

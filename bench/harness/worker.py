@@ -113,7 +113,10 @@ class Session:
 
         params: with all experts on the CPU. Returns what must live as long as they. Raises RunError.
         """
-        function = ctypes.CDLL(str(folder / "libllama-common.so"))[_FIT]
+        try:
+            function = ctypes.CDLL(str(folder / "libllama-common.so"))[_FIT]
+        except (OSError, AttributeError) as e:
+            raise RunError(f"{folder} has no --fit of this version: {e}") from e
         overrides = ctypes.create_string_buffer(16 * self.llama.llama_max_tensor_buft_overrides())
         shares = (ctypes.c_float * self.llama.llama_max_devices())()
 

@@ -75,9 +75,10 @@ def _address(command: str, arguments: list[str], folder: Path) -> str:
     if command != "serve" or "LLAMA_SERVER_ROUTER_PORT" in given:
         return ""
     given |= pairwise(arguments)
-    host = given.get("--host", given["LLAMA_ARG_HOST"])
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"{f'[{host}]' if ':' in host else host}:{given.get('--port', given['LLAMA_ARG_PORT'])}"
+    host = given.get("--host", given["LLAMA_ARG_HOST"]).split(",")[0]
+    host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host)
+    port = given.get("--port", given["LLAMA_ARG_PORT"])
+    return "" if host.endswith(".sock") or port == "0" else f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _command(words: list[str]) -> tuple[str | None, list[str]]:

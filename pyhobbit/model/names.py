@@ -59,7 +59,9 @@ def _repository_of_page(path: str, address: str) -> str:
 def check_model_file(path: Path) -> None:
     """Raises HobbitError for what a user can get wrong about the name of a GGUF file."""
     if path.is_dir():
-        raise HobbitError(f"{path} is a folder; give a GGUF file{suggestion(path)}")
+        is_checkpoint = (path / "config.json").exists()
+        convert = f"; convert this checkpoint first with: pyhobbit convert {path}" if is_checkpoint else ""
+        raise HobbitError(f"{path} is a folder; give a GGUF file{suggestion(path) or convert}")
     if path.exists() and not path.is_file():
         raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:
@@ -99,5 +101,4 @@ def suggestion(folder: Path, name: str = "") -> str:
     if names:
         more = " and others" if len(names) > _MAX_NAMES else ""
         return f"; {folder} holds {', '.join(names[:_MAX_NAMES])}{more}"
-    has_checkpoint = (folder / "config.json").exists()
-    return f"; convert this checkpoint first with: pyhobbit convert {folder}" if has_checkpoint else ""
+    return ""

@@ -49,6 +49,8 @@ def test_the_address_of_a_server_is_one_that_clients_reach(tmp_path: Path) -> No
     assert address("-m", "x.gguf") == "127.0.0.1:8080"
     assert address("--host", "0.0.0.0", "--port", "9") == "127.0.0.1:9"
     assert address("--host", "::") == "[::1]:8080"
+    assert address("--host", "localhost,::1") == "127.0.0.1:8080"
+    assert address("--host", "/run/x.sock") == address("--port", "0") == ""
     assert address(LLAMA_ARG_HOST="0.0.0.0", LLAMA_ARG_PORT="9") == "127.0.0.1:9"
     assert address("--port", "8", LLAMA_ARG_PORT="9") == "127.0.0.1:8"
     assert address(LLAMA_SERVER_ROUTER_PORT="1") == ""  # a model's, behind the server of a folder

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from select import select
 
 import models
 import pytest
@@ -131,7 +132,7 @@ def test_a_client_that_leaves_ends_its_pass(model: Path, tmp_path: Path, stream:
         with _asked(server, prompt=tokens, n_predict=64, stream=stream):
             pass  # waits for the slot, and is never computed
         wait_until(lambda: server.busy_slots() == 0)
-        assert server.cpu_s() - computed < 1.0 * processor_cores()  # on a machine without other programs
+        assert server.cpu_s() - computed < 2.0 * processor_cores()  # the whole pass takes far more
         layers = server.cache()["layers_computed"] - before
         assert layers < 6, "the pass was computed to its end"
         time.sleep(1)
@@ -167,7 +168,7 @@ def test_eight_clients_of_whom_some_leave_stay_within_the_memory(server: Server)
         tokens = [3 + i * (7919 + number) % 250 for i in range(1800 if is_long else 40 + 40 * number)]
         with _asked(server, prompt=tokens, n_predict=32) as client:
             if is_long:
-                wait_until(lambda: _reading(server, 1800) or not server.busy_slots())
+                wait_until(lambda: _reading(server, 1800) or select([client.sock], [], [], 0)[0])
             else:
                 assert client.getresponse().status == 200
 

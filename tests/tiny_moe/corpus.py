@@ -52,8 +52,8 @@ HELD_OUT = (
 PACKAGES = {
     "anyio": "MIT", "attrs": "MIT", "click": "BSD-3-Clause", "fonttools": "MIT", "fsspec": "BSD-3-Clause",
     "httpx": "BSD-3-Clause", "huggingface-hub": "Apache-2.0", "jinja2": "BSD", "lark": "MIT",
-    "matplotlib": "Python Software Foundation License", "networkx": "BSD-3-Clause",
-    "numpy": "BSD-3-Clause AND 0BSD AND MIT AND Zlib", "packaging": "Apache-2.0 OR BSD-2-Clause",
+    "matplotlib": "Python Software Foundation License", "networkx": "BSD",
+    "numpy": "BSD", "packaging": "Apache-2.0 OR BSD-2-Clause",
     "pillow": "MIT-CMU", "prompt-toolkit": "BSD", "pydantic": "MIT", "pyparsing": "MIT", "pytest": "MIT",
     "rich": "MIT", "setuptools": "MIT", "tomlkit": "MIT", "urllib3": "MIT",
 }  # fmt: skip

@@ -20,7 +20,7 @@ def test_a_package_has_a_pinned_version_and_the_stated_licence(name: str) -> Non
     assert version(name) in re.findall(rf"(?m)^{name}==(\S+)", pins)
     about = metadata(name)
     stated = (about["License-Expression"], about["License"], *about.get_all("Classifier", ()))
-    assert _LICENCES[name] in " ".join(filter(None, stated))
+    assert re.search(rf"\b{re.escape(_LICENCES[name])}\b(?!-CMU)", " ".join(filter(None, stated)))
 
 
 def _windows(text: str) -> Iterator[str]:
@@ -39,4 +39,3 @@ def test_no_training_text_has_what_is_held_out() -> None:
     kept = {window for text in held_out.values() for window in _windows(text)}
     found = {window for text in train.values() for window in _windows(text) if window in kept}
     assert len(found) < 0.01 * len(kept)
-    assert corpus.digest(corpus.read_packages()[1]) == corpus.digest(corpus.read_packages()[1])
