@@ -137,10 +137,10 @@ class Target:
     def job(self, config: runner.BenchConfig, experts: Experts, turn: runner.Turn, routes: Path) -> Job:
         """The job for the process of a turn."""
         job = replace(runner.job(config, turn.arm, None, routes), device=self.device, rpc=self.rpc)
-        if turn.limit is not None and kind(turn.arm.name) in (STOCK_CACHE, STOCK_FIT):
-            field = "moe_cache" if kind(turn.arm.name) == STOCK_CACHE else "fit"
-            given: dict[str, Any] = {field: experts.budget(turn.limit)}
-            return replace(job, n_cpu_moe=len(experts.layers), **given)
+        if turn.limit is not None and kind(turn.arm.name) == STOCK_CACHE:
+            return replace(job, n_cpu_moe=len(experts.layers), moe_cache=experts.budget(turn.limit))
+        if turn.limit is not None and kind(turn.arm.name) == STOCK_FIT:
+            return replace(job, n_cpu_moe=len(experts.layers), fit=experts.budget(turn.limit))
         if turn.limit is not None and turn.arm.build != "ours":
             return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.device}

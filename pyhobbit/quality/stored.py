@@ -86,8 +86,8 @@ class Calibration:
         numbers = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
         numbers.update(zip(KEYS["weights"], self.weights, strict=True))
         numbers.update((f"hobbit.{name}", value) for name, value in self.found.items())
-        arrays: dict[str, Sequence[float]] = {"hobbit.expert_uses": self.expert_uses}
-        arrays["hobbit.paths"] = self.paths
+        arrays: dict[str, Sequence[float]]
+        arrays = {"hobbit.expert_uses": self.expert_uses, "hobbit.paths": self.paths}
         if self.costs is not None:
             numbers["hobbit.price"] = self.price
             arrays |= {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
