@@ -48,7 +48,7 @@ def _tiny_tokens() -> list[int]:
     return [tokenizer.bos_id(), *tokenizer.encode(text)][:N_PREFILL]
 
 
-TINY_TYPES = ("f16", "q8_0", "q4_0", "q4_k")
+TINY_TYPES = ("f16", "q8_0", "q4_0", "q4_k", "q2_k")
 CASES: dict[str, Case] = {
     **{f"tiny-{kind}": _tiny_case(functools.partial(models.tiny_experts, kind)) for kind in TINY_TYPES},
     "tiny-two-tiers": _tiny_case(models.tiny, functools.partial(models.tiny_tiers, "f16", "q4_0")),
@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
     **{arch: _random_case(arch) for arch in random_moe.ARCHS},
     "gpt-oss-mxfp4": _random_case("gpt-oss", "mxfp4"),
 }
-REPACKED = ("tiny-q4_0", "tiny-q4_k", "tiny-sidecar", "qwen3moe", "gpt-oss-mxfp4")
+REPACKED = ("tiny-q4_0", "tiny-q4_k", "tiny-q2_k", "tiny-sidecar", "qwen3moe", "gpt-oss-mxfp4")
 CASES |= {f"{name}-repacked": replace(CASES[name], repack=True) for name in REPACKED}
 PLAIN = [name for name, case in CASES.items() if case.plain is case.served]
 
