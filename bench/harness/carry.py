@@ -3,7 +3,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import model_parts, read_model_file
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.settings.table import default
 
 
 def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
@@ -36,10 +34,18 @@ def carry_over(source: Path, model: Path, sidecar: Path) -> tuple[float, float]:
     file = read_model_file(model, sidecar)
     costs = Costs(stretched(low, len(file.blocks)), stretched(skip, len(file.blocks)))
     n_times = moe_shape(model).n_used / moe_shape(_model_of(source)).n_used
-    low_bytes = next(tier.n_bytes for tier in file.tiers if tier.name == "low")
-    found = {"gate.low_share": gate_share}
-    given = {"rule": "price", "price": price / n_times, "costs": costs, "found": found}
-    _calibration(model, low_bytes, t1, t2, price_share, **given).write(model)
+    calibration = Calibration(
+        model_bytes=sum(part.size for part in model_parts(model)),
+        low_bytes=next(tier.n_bytes for tier in file.tiers if tier.name == "low"),
+        t1=t1,
+        t2=t2,
+        low_share=price_share,
+        rule="price",
+        price=price / n_times,
+        costs=costs,
+        found={"gate.low_share": gate_share},
+    )
+    calibration.write(model)
     return t1, t2
 
 
@@ -53,13 +59,9 @@ def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> Path:
         raise HobbitError("the trace has no tokens beside those that are measured; give fewer with --tokens")
     uses = 1 + uses_of(experts, moe_shape(model).n_experts)
     link.symlink_to(model)
-    _calibration(link, 0, 1.0, 1.0, 0.0, expert_uses=tuple(uses.ravel().tolist())).write(link)
+    size = sum(part.size for part in model_parts(link))
+    Calibration(size, expert_uses=tuple(uses.ravel().tolist())).write(link)
     return link
-
-
-def _calibration(model: Path, low: int, t1: float, t2: float, share: float, **given: Any) -> Calibration:
-    size = sum(part.size for part in model_parts(model))
-    return Calibration(size, low, t1, t2, share, default("policy"), default("weights"), **given)
 
 
 def _model_of(calibration: Path) -> Path:

@@ -18,7 +18,7 @@ from pyhobbit.model.model_file import model_files
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
-from pyhobbit.settings.table import KEYS
+from pyhobbit.settings.table import KEYS, default
 
 _ARCHITECTURE = "hobbit-calibration"
 _SAMPLE_BYTES = 4096  # hashed per tensor
@@ -28,7 +28,7 @@ _MOST_BYTES = 8 << 20  # uses, costs and paths of 1024 experts in 512 layers, ll
 
 @dataclass(frozen=True)
 class Calibration:
-    """Settings that fit a model and its low tier; see CacheConfig.
+    """Settings that fit a model and its low tier, all high by default; see CacheConfig.
 
     model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
     They tell a calibration that belongs to something else.
@@ -39,12 +39,12 @@ class Calibration:
     """
 
     model_bytes: int
-    low_bytes: int
-    t1: float
-    t2: float
-    low_share: float
-    policy: str
-    weights: Weights
+    low_bytes: int = 0
+    t1: float = 1.0
+    t2: float = 1.0
+    low_share: float = 0.0
+    policy: str = default("policy")
+    weights: Weights = field(default_factory=lambda: default("weights"))
     rule: str = "gate"
     price: float = 0.0
     costs: Costs | None = None
