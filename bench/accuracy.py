@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.part import calibrated
 from pyhobbit import Hobbit
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
@@ -81,8 +82,7 @@ def arms(model: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         return found, missing
     if file.calibration is None:
         missing.append(f"{model} has no calibration: make one with pyhobbit calibrate {model} --text FILE")
-    else:
-        found["calibrated"] = strict
+    found |= {name: {**strict, **own} for name, own in calibrated(model).items()}
     found["HOBBIT"] = {**strict, **settings_of("hobbit", {})}
     return {**found, "low alone": {**strict, "t1": 0.0, "t2": 1.0, "rule": "random"}}, missing
 

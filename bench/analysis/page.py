@@ -46,7 +46,7 @@ def page(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], listed: Ma
         {"figure": name, "here": "shown" if name in shown else f"not run: {why}"}
         for name, why in listed.items()
     ]
-    times = [{"part": line["part"], "seconds": line.get("seconds")} for line in lines]
+    times = [{"part": line["part"], "seconds": line["seconds"]} for line in lines if "seconds" in line]
     parts = [
         f"<h1>{_text(head['model'])}</h1>",
         _table([{"what": name, "value": value} for name, value in head.items()]),
@@ -54,7 +54,7 @@ def page(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], listed: Ma
         *map(_shown, figures),
         "<h2>The papers' figures</h2>",
         _table(rows),
-        "<h2>Time</h2>",
+        "<h2>Time</h2>" if times else "",
         _table(times),
     ]
     title = f"The papers on {_text(head['model'])}"
@@ -63,9 +63,8 @@ def page(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], listed: Ma
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+    text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return html.escape(text).replace(" / ", "&nbsp;/&nbsp;")  # shares in one line
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -151,7 +150,7 @@ def _draw_map(plot: Plot, ax: Any, figure: Figure) -> None:
 
 def _legend(plot: Plot, figure: Figure) -> None:
     if len(figure["series"]) > 1:
-        plot.legend(loc="outside lower center", ncols=min(4, len(figure["series"])))
+        plot.legend(loc="outside lower center", ncols=min(5, len(figure["series"])))
 
 
 _DRAW = {"lines": _draw_lines, "bars": _draw_bars, "points": _draw_points, "map": _draw_map}

@@ -10,12 +10,16 @@ import numpy as np
 
 from bench.analysis.listed import LISTED
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.quality.evaluate import Chunk, Evaluator
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.resolve import resolved
 
 Figure = dict[str, Any]
 """One figure: kind, papers (as LISTED names them), title, theirs (what the paper shows) and its values."""
+
+NAMES = {"gate": "gate (Eq. 2)", "price": "price", "edgemoe": "static widths (EdgeMoE)"}
 
 SHARE = 0.25
 """Share of the experts in high precision that the pools hold where no memory is given."""
@@ -43,8 +47,7 @@ class Run:
     @property
     def expert_bytes(self) -> int:
         """Bytes of all experts in high precision."""
-        high = next(tier for tier in self.file.tiers if tier.name == "high")
-        return high.n_bytes
+        return next(tier.n_bytes for tier in self.file.tiers if tier.name == "high")
 
     @property
     def has_low(self) -> bool:
@@ -77,6 +80,15 @@ class Run:
         """Raises HobbitError without a low tier."""
         if not self.has_low:
             raise HobbitError(f"the model has no low tier: pyhobbit convert --sidecar {self.model} adds one")
+
+
+def calibrated(model: Path) -> dict[str, dict[str, str]]:
+    """Settings of each rule whose numbers a calibration has, by what they are called."""
+    if not calibration_path(model).exists():
+        return {}
+    gate = ["gate"] if resolved(model, {"hobbit.rule": "gate"}, "t1") < 1 else []
+    rules = dict.fromkeys([*gate, resolved(model, {}, "rule")])
+    return {f"calibrated, {NAMES[rule]}": {"rule": rule} for rule in rules}
 
 
 Seconds = Callable[[Run], float]
@@ -128,8 +140,6 @@ def table(papers: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure("table", papers, title, rows=rows)
 
 
-def by_layer(
-    papers: str, title: str, blocks: Sequence[int], series: Mapping[str, Any], **values: Any
-) -> Figure:
+def by_layer(papers: str, title: str, x: Sequence[int], series: Mapping[str, Any], **values: Any) -> Figure:
     """Lines over the layers' numbers."""
-    return figure("lines", papers, title, x=blocks, series=series, **{"x_label": "layer", **values})
+    return figure("lines", papers, title, x=x, series=series, **{"x_label": "layer", **values})

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench import accuracy
 from bench.analysis.figures import threshold_for_share
-from bench.analysis.part import Figure, Part, Run, figure, seconds, table
+from bench.analysis.part import NAMES, Figure, Part, Run, figure, seconds, table
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import HobbitError
@@ -26,7 +26,6 @@ from pyhobbit.routing.observe import observed
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
 
-NAMES = {"gate": "gate (Eq. 2)", "price": "price", "edgemoe": "static widths (EdgeMoE)"}
 MAX_KL = (1e-3, 3e-3, 1e-2)
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_0", "q3_k", "q2_k")
 
@@ -59,7 +58,7 @@ class _Fitted:
 
     def __init__(self, run: Run, opened: dict[str, Evaluator], chunks: list[Chunk]) -> None:
         self.reference, self.seen = profile(opened["gate"], chunks)
-        self._run = run
+        self._run, self._opened = run, opened
         self._trials = {rule: Trials(opened[rule], chunks, self.reference) for rule in opened}
         self.costs: dict[str, Costs] = {}
         for rule in set(opened) & {"price", "edgemoe"}:
@@ -71,6 +70,13 @@ class _Fitted:
         if rule == "gate":
             return cheapest_by_gate(self._trials[rule], bound, unimportance(observed(self.seen.weights)))
         return cheapest_by_price(self._trials[rule], bound, self.costs[rule], self.seen)
+
+    def measured(self, rule: str, max_kl: float, chunks: list[Chunk], reference: np.ndarray) -> Quality:
+        """The cheapest setting on other chunks."""
+        q = self.cheapest(rule, max_kl)
+        if rule != "gate":
+            self._opened[rule].set_costs(self.costs[rule])
+        return self._opened[rule].measure(chunks, q.t1, q.t2, reference, price=q.price)
 
 
 def rules(run: Run) -> list[Figure]:
@@ -87,12 +93,9 @@ def rules(run: Run) -> list[Figure]:
         rows.append(_row("HOBBIT's thresholds, 0.6 and 0.9", gate.measure(measured, 0.6, 0.9, reference)))
         fitted = _Fitted(run, opened, chunks)
         for bound in MAX_KL:
-            found = {
-                rule: _measured(fitted, rule, bound, opened[rule], measured, reference) for rule in opened
-            }
+            found = {rule: fitted.measured(rule, bound, measured, reference) for rule in opened}
             rows += [_row(f"{NAMES[rule]}, KL at most {bound:g}", quality) for rule, quality in found.items()]
-            mix = found["gate"]
-            share = mix.bytes_per_token / high.bytes_per_token
+            share = found["gate"].bytes_per_token / high.bytes_per_token
             high_bytes, low_bytes = gate.info.mean_expert_bytes
             low = low_bytes / high_bytes
             at_bytes = max(0.0, (share - low) / (1 - low))
@@ -100,15 +103,6 @@ def rules(run: Run) -> list[Figure]:
             rows.append(_row("- random, at gate's bytes", random.measure(measured, at_bytes, 1.0, reference)))
             rows.append(_row("- skipping, at gate's bytes", gate.measure(measured, t, t, reference)))
     return [table("Precision rules", "bytes at equal divergence", rows)]  # Table 3 is accuracy: tasks
-
-
-def _measured(
-    fitted: _Fitted, rule: str, bound: float, evaluator: Evaluator, chunks: list[Chunk], reference: np.ndarray
-) -> Quality:
-    q = fitted.cheapest(rule, bound)
-    if rule != "gate":
-        evaluator.set_costs(fitted.costs[rule])
-    return evaluator.measure(chunks, q.t1, q.t2, reference, price=q.price)
 
 
 def widths(run: Run) -> list[Figure]:
@@ -120,14 +114,11 @@ def widths(run: Run) -> list[Figure]:
         reference = opened["gate"].reference(measured)
         rows = []
         for bound in MAX_KL:
-            quality = _measured(fitted, "edgemoe", bound, opened["edgemoe"], measured, reference)
+            quality = fitted.measured("edgemoe", bound, measured, reference)
             rows.append(_row(f"{NAMES['edgemoe']}, KL at most {bound:g}", quality))
-        shape = opened["gate"].info.n_layers, -1
-    low = np.reshape(fitted.costs["edgemoe"].low, shape)
-    title, axes = (
-        "divergence with one expert alone in low precision, nats",
-        {"x_label": "expert", "y_label": "layer"},
-    )
+        low = np.reshape(fitted.costs["edgemoe"].low, (opened["gate"].info.n_layers, -1))
+    title = "divergence with one expert alone in low precision, nats"
+    axes = {"x_label": "expert", "y_label": "layer"}
     return [
         figure("map", "EdgeMoE Fig. 7a", title, values=low, **axes),
         table("EdgeMoE Fig. 17", "widths by the loss that is allowed", rows),

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,8 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
         return {f"{i} ahead": row for i, row in enumerate(rows, 1) if not np.isnan(row).all()}
 
     series = by_distance(figures.similarity(seen.inputs))
-    yield by_layer(
-        "HOBBIT Fig. 7a", "cosine of the router inputs of a layer and of later ones", blocks, series
-    )
+    title = "cosine of the router inputs of a layer and of later ones"
+    yield by_layer("HOBBIT Fig. 7a", title, blocks, series)
     chosen = seen.experts[seen.input_tokens]
     if routers is None or figures.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
         return
@@ -246,30 +246,24 @@ def skipping(run: Run) -> list[Figure]:
         reference, seen = profile(evaluator, chunks)
         scores = unimportance(observed(seen.weights))[:, seen.is_used]
         n_best = np.count_nonzero(scores == 0, axis=1).min()  # always high
-        found = {"skipped": [evaluate.perplexity(reference, chunks)]}
-        if run.has_low:
-            found["low"] = list(found["skipped"])
+        names = ("skipped", "low") if run.has_low else ("skipped",)
+        perplexity = {name: [evaluate.perplexity(reference, chunks)] for name in names}
+        divergence = {name: [0.0] for name in names}
         places = [share for share in _SHARES if share <= 1 - n_best / scores.shape[1]]
-        divergence: dict[str, list[float]] = {name: [0.0] for name in found}
-        for share in places:
+        for share, name in product(places, names):
             t = figures.threshold_for_share(scores, share)
-            for name, t2 in (("skipped", t), ("low", 1.0)):
-                if name in found:
-                    quality = evaluator.measure(chunks, t, t2, reference)
-                    found[name].append(quality.perplexity)
-                    divergence[name].append(quality.mean_kl)
-    given: dict[str, Any] = {"x": [0.0, *places], "x_percent": True}
-    given["x_label"] = "share of the selections, least important first"
-    return [
-        figure("lines", "HOBBIT Fig. 3b", "perplexity", series=found, **given),
-        figure("lines", "HOBBIT Fig. 3b", "KL divergence from all high", series=divergence, **given),
-    ]
+            quality = evaluator.measure(chunks, t, 1.0 if name == "low" else t, reference)
+            perplexity[name].append(quality.perplexity)
+            divergence[name].append(quality.mean_kl)
+    label = "share of the selections, least important first"
+    given: dict[str, Any] = {"x": [0.0, *places], "x_percent": True, "x_label": label}
+    series = {"perplexity": perplexity, "KL divergence from all high": divergence}
+    return [figure("lines", "HOBBIT Fig. 3b", title, series=each, **given) for title, each in series.items()]
 
 
 def answers(run: Run) -> list[Figure]:
     """Uses of experts in prompts and in the answers to them."""
-    cosines = []
-    text = run.text
+    cosines, text = [], run.text
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.csv"
         n_ctx = min(run.file.key("context_length", _CTX), _CTX)
@@ -281,14 +275,10 @@ def answers(run: Run) -> list[Figure]:
         found = read_trace(trace)
     for number in np.unique(found.routes["sequence"]):
         of = found.routes[found.routes["sequence"] == number]
-        uses = []
-        for counted in (0, 1):
-            part = of[of["counted"] == counted]
-            count = np.bincount(
-                part["layer"] * found.n_experts + part["expert"], minlength=found.n_layers * found.n_experts
-            )
-            uses.append(count.reshape(found.n_layers, found.n_experts))
-        cosines.append(figures.alike(*uses))
+        expert = of["layer"] * found.n_experts + of["expert"]
+        parts = (expert[of["counted"] == counted] for counted in (0, 1))
+        uses = [np.bincount(part, minlength=found.n_layers * found.n_experts) for part in parts]
+        cosines.append(figures.alike(*(each.reshape(found.n_layers, -1) for each in uses)))
     if not cosines:
         raise HobbitError("the model gave no answer to any part of the text")
     mean = np.nanmean(cosines, axis=0)

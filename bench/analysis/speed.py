@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench import compare
-from bench.analysis.part import SHARE, Figure, Part, Run, figure, seconds, table
+from bench.analysis.part import SHARE, Figure, Part, Run, calibrated, figure, seconds, table
 from bench.harness import report, runner
 from bench.harness.arms import BY_NAME
 from pyhobbit.engine.engine import Engine
@@ -124,9 +124,8 @@ def systems(run: Run) -> list[Figure]:
         "half of the experts": {"rule": "rank", "predictor": "router"},
         "degraded (DAOP)": {**_HIGH, "degrade": True},
     }
-    if run.file.calibration is not None:
-        by_rule = resolved(run.model, {}, "rule")
-        arms |= {"EdgeMoE": paper("edgemoe")} if by_rule == "edgemoe" else {"calibrated": {}}
+    for name, own in calibrated(run.model).items():
+        arms[name] = paper("edgemoe") if own["rule"] == "edgemoe" else own
     title = "speed and quality on the text, one token at a time; EdgeMoE needs calibrate --rule edgemoe"
     papers = "HOBBIT Fig. 3a, HOBBIT Fig. 16, EdgeMoE Fig. 11, MoBiLE Table II"
     return [_table(run, papers, title, arms)]
@@ -137,7 +136,7 @@ def words(run: Run) -> list[Figure]:
     arms: dict[str, Mapping[str, Any]] = {}
     for name, own in {"": {}, ", no prefetch": {"prefetch": 0}}.items():
         arms |= {word + name: {"quality": word, **own} for word in ("lossless", "small-loss", "fast")}
-    return [_table(run, "", "the words of --quality, one token at a time", arms, _OF_WORDS)]
+    return [_table(run, "The words of --quality", "one token at a time", arms, _OF_WORDS)]
 
 
 def prefetch(run: Run) -> list[Figure]:
@@ -184,8 +183,8 @@ def prompts(run: Run) -> list[Figure]:
             session.context.evaluate(tokens)
             took = time.perf_counter() - start
             read = session.cache.stats().since(before).bytes_read / 1e6
-            row = {"tokens": n_tokens, "first token, s": took, "token/s": n_tokens / took, "MB read": read}
-            found.append(row)
+            speed = n_tokens / took
+            found.append({"tokens": n_tokens, "first token, s": took, "token/s": speed, "MB read": read})
     return [table("Twiddler Fig. 5", "prompts in one pass", found)]
 
 
@@ -212,19 +211,28 @@ def stock(run: Run) -> list[Figure]:
     bound = n_bytes - (1 - SHARE) * run.expert_bytes if run.memory is None else run.memory
     share = min(1.0, bound / n_bytes)
     low = compare.own_low_tier(run.model)
-    names = ["stock", "stock-128k", "ours", *(["ours-hobbit"] if low else [])]
     has_costs = low is not None and calibration_path(run.model).exists()
-    names += ["ours-price"] if has_costs else []
-    arms = tuple(BY_NAME[name] for name in names)
-    given: dict[str, Any] = {"low": low, "has_costs": has_costs, "n_threads": run.n_threads}
-    config = runner.BenchConfig(run.model, arms, (share,), reps=1, prompts=(16, 128), **given)
+    t1, t2 = (resolved(run.model, {"hobbit.rule": "gate"}, name) for name in ("t1", "t2"))
+    wanted = {"ours-hobbit": low is not None, "ours-eq2": has_costs and t1 < 1, "ours-price": has_costs}
+    names = ["stock", "stock-128k", "ours", *(name for name, is_there in wanted.items() if is_there)]
+    config = runner.BenchConfig(
+        run.model,
+        arms=tuple(BY_NAME[name] for name in names),
+        limits=(share,),
+        low=low,
+        t1=t1,
+        t2=t2,
+        has_costs=has_costs,
+        reps=1,
+        prompts=(16, 128),
+        n_threads=run.n_threads,
+    )
     lines = run.folder / "stock.jsonl"
     lines.unlink(missing_ok=True)
     results = report.Results(runner.run(runner.resolved(config), lines))
     rows = [results.cells(key) for key in results.order]
     rows += [{"memory": error} for error in results.errors()]
-    title = "beside llama.cpp under the same limit, random tokens"
-    return [table("HOBBIT Fig. 14, HOBBIT Fig. 16", title, rows)]
+    return [table("HOBBIT Fig. 14, HOBBIT Fig. 16", "beside llama.cpp under one limit, random tokens", rows)]
 
 
 PARTS = (
@@ -235,5 +243,5 @@ PARTS = (
     Part("prefetch", seconds(alone=10 * _DECODED, opened=10), prefetch),
     Part("memory", seconds(alone=14 * _DECODED, opened=12), memory),
     Part("beams", seconds(alone=(1 + 2 + 3 + 4) * _BEAM_TOKENS, opened=4), beams),
-    Part("stock", seconds(alone=5 * 400, opened=5), stock),
+    Part("stock", seconds(alone=6 * 400, opened=5), stock),
 )

@@ -2,6 +2,7 @@
 """bench/report.py on the tiny model: its lines and its page, going on, and what it leaves out."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,12 @@ from bench import report
 from bench.analysis import quality, speed
 from bench.analysis.listed import LISTED
 from bench.analysis.page import page
-from bench.analysis.part import Run
+from bench.analysis.part import Run, calibrated
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
+from pyhobbit.quality.evaluate import Costs
+from pyhobbit.quality.stored import Calibration
+from pyhobbit.settings.resolve import resolved
 
 TEXT = TESTS / "tiny_moe" / "heldout.txt"
 PARTS = ("routing", "answers", "skipping", "systems", "confidence", "prompts")
@@ -102,7 +106,8 @@ def test_it_goes_on_where_it_stopped(reported: Path) -> None:
     assert "were left; give more --hours" in _lines(reported)["memory"]["not_run"]
     done = _report(reported, "--parts", "memory", "widths", "words")
     assert done.returncode == 0, done.stderr
-    lost = {row["configuration"]: row["KL divergence"] for row in _figure(reported, "words", "")["rows"]}
+    words = _figure(reported, "words", "The words of --quality")["rows"]
+    lost = {row["configuration"]: row["KL divergence"] for row in words}
     assert lost["lossless"] == 0 < lost["small-loss"] < lost["fast"] < 0.1
     assert lost["lossless, no prefetch"] == 0 < lost["fast, no prefetch"]
     assert len(_figure(reported, "memory", "EdgeMoE Fig. 16")["series"]["HOBBIT"]) == 4
@@ -152,6 +157,20 @@ def test_the_part_stock_bounds_what_the_pools_hold(tmp_path: Path, monkeypatch: 
     with pytest.raises(HobbitError, match="enough"):
         speed.stock(run)
     assert asked == [(pytest.approx(1 - 0.75 * run.expert_bytes / model.stat().st_size),)]
+
+
+def test_each_rule_of_a_calibration_has_an_arm(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(models.tiny_tiers("f16", "q4_0"))
+    assert calibrated(model) == {}
+    size, low_bytes = model.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
+    costs = Costs((0.5,) * 48, (math.inf,) * 48)
+    Calibration(size, low_bytes, 0.5, 0.8, rule="price", price=0.1, costs=costs).write(model)
+    by_rule = {"calibrated, gate (Eq. 2)": {"rule": "gate"}, "calibrated, price": {"rule": "price"}}
+    assert calibrated(model) == by_rule
+    assert (resolved(model, {"hobbit.rule": "gate"}, "t2"), resolved(model, {}, "price")) == (0.8, 0.1)
+    Calibration(size, low_bytes, rule="edgemoe", price=0.1, costs=costs).write(model)  # fitted alone
+    assert list(calibrated(model)) == ["calibrated, static widths (EdgeMoE)"]
 
 
 def test_the_types_of_a_limit_are_those_on_either_side(
