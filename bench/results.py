@@ -54,6 +54,8 @@ def section(head: Mapping[str, Any], by_part: Mapping[str, Mapping[str, Any]]) -
         yield from (text for figure in line.get("figures", ()) for text in _figure(figure))
         if "not_run" in line:
             yield from ("", f"Not run: {line['part']}, {line['not_run']}.")
+    times = [f"{name} {line['seconds']:g}" for name, line in by_part.items() if line.get("seconds")]
+    yield from ("", f"Seconds of the parts: {', '.join(times)}.") if times else ()
 
 
 def _figure(figure: Figure) -> Iterator[str]:

@@ -47,7 +47,7 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "| a\\|b    | 0.1235 | -    |" in page
     assert "|     | 0   | 14  | 28  | 42  | 57  | 71  | 85  | 99  |" in page
     assert "**EdgeMoE Fig. 7a**: heat. In the paper: one expert in INT2" in page
-    assert page.endswith("another one 0.59 %.\n\nNot run: tasks, no tasks were given.\n")
+    assert page.endswith("\n\nNot run: tasks, no tasks were given.\n\nSeconds of the parts: routing 1.\n")
     html = (tmp_path / "pages" / "b.html").read_text("utf-8")
     assert "EdgeMoE Fig. 7a: heat" in html
     assert "not run: no tasks were given" in html
