@@ -15,13 +15,14 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
     device_(device),
     buffer_type_(ggml_backend_hobbit_make_buffer_type(runner, ggml_backend_hobbit_register(device))),
     cache_(shared.index, shared.reads, shared.counters,
-           { device, shared.config.pack && !shared.host, shared.host, nullptr, shared.config.spare_memory() }) {
-    if (shared.config.prefetch > 0) {
+           { device, shared.config.flag("hobbit.pack") && !shared.host, shared.host, nullptr,
+             shared.config.spare_memory() }) {
+    if (shared.config.count("hobbit.prefetch") > 0) {
         predictor_options options;
-        options.name      = shared.config.predictor;
+        options.name      = shared.config.text("hobbit.predictor");
         options.memory    = ggml_backend_dev_buffer_type(device);
         options.paths     = shared.index.calibration().paths;
-        options.bar       = shared.config.prefetch_bar;
+        options.bar       = shared.config.number("hobbit.prefetch_bar");
         options.n_experts = shared.index.experts_by_layer();
         for (layer_id layer = 0; layer < shared.index.n_layers(); layer++) {
             options.n_used.push_back(shared.index.layer(layer).n_used);
@@ -116,7 +117,7 @@ void device_engine::start_sharing(const expert_shapes & kinds) {
     executor_.reset(); // its hooks know the share
     share_.reset();    // unregisters its listener of replacements, before the next one registers its own
     share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, traits_of(device_).upload_share,
-                                         shared_.config.mode, shared_.counters);
+                                         shared_.config.mode(), shared_.counters);
 }
 
 void device_engine::start(prefetcher * prefetcher, run_state & run) {

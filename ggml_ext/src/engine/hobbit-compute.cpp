@@ -163,7 +163,7 @@ status hobbit_model::change_settings(const hobbit_context & context, int32_t seq
     mutex_lock lock(mutex_);
     settings   changed;
     HOBBIT_TRY(try_changes(changes, n_changes, changed));
-    run_->thresholds.set(context.global(sequence), changed.thresholds);
+    run_->thresholds.set(context.global(sequence), changed.thresholds());
     return {};
 }
 

@@ -28,7 +28,7 @@ static double low_bits(const expert_index & index) {
 
 static status read_stored(const std::string & path, expert_index & index, settings & config) {
     const size_t n_in_model = index.stored().size();
-    if (config.calibrated) {
+    if (config.flag("hobbit.calibrated")) {
         HOBBIT_TRY(index.read_calibration(path));
     }
     status s = config.apply_stored(index.stored(), n_in_model);
@@ -43,7 +43,7 @@ status hobbit_model::resolve(const char * path, const hobbit_setting * given, si
     settings     config;
     expert_index index(settings::stored_keys());
     HOBBIT_TRY(config.apply(given, n_given));
-    HOBBIT_TRY(path ? index.open(path, config.sidecar) : status());
+    HOBBIT_TRY(path ? index.open(path, config.text("hobbit.sidecar")) : status());
     HOBBIT_TRY(index.n_layers() > 0 ? read_stored(path, index, config) : status());
     config.describe(rows, n_rows);
     return {};
@@ -55,7 +55,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     opened->resident_before_ = resident_memory();
 
     HOBBIT_TRY(opened->settings_.apply(given, n_given));
-    HOBBIT_TRY(opened->index_.open(path, opened->settings_.sidecar));
+    HOBBIT_TRY(opened->index_.open(path, opened->settings_.text("hobbit.sidecar")));
 
     const expert_index & index = opened->index_;
     const bool           asked = opened->settings_.asked();
@@ -65,7 +65,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
         }
         return {};
     }
-    if (opened->settings_.placement == "layers") {
+    if (opened->settings_.text("hobbit.placement") == "layers") {
         return index.n_tiers() == 1
                    ? status()
                    : status::error("'%s' has a low tier, which needs the cache: leave hobbit.placement out",
@@ -87,13 +87,13 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
                              s.message().c_str());
     }
     std::vector<ggml_backend_dev_t> named;
-    HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds));
-    HOBBIT_TRY(find_compute_devices(opened->settings_.device, named));
+    HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds()));
+    HOBBIT_TRY(find_compute_devices(opened->settings_.device(), named));
     HOBBIT_TRY(opened->open_files());
-    if (registered_policy::traits(opened->settings_.policy).needs_prior && use_rates(index).empty()) {
+    if (registered_policy::traits(opened->settings_.policy()).needs_prior && use_rates(index).empty()) {
         return status::error("hobbit.policy=%s keeps the experts that were used most before, and nothing is known of "
                              "'%s': run pyhobbit calibrate, or choose another policy",
-                             opened->settings_.policy.c_str(), path.c_str());
+                             opened->settings_.policy().c_str(), path.c_str());
     }
     model = std::move(opened);
     return {};
@@ -108,7 +108,7 @@ status hobbit_model::check_thresholds(const score_thresholds & t) const {
     if (t.price > 0.0 && costs_.empty()) {
         return status::error("the rule %s needs the costs that a calibration measures, and '%s' has none: run pyhobbit "
                              "calibrate, or give t1 and t2",
-                             settings_.rule.c_str(), index_.files()[0].c_str());
+                             settings_.rule().c_str(), index_.files()[0].c_str());
     }
     return {};
 }
@@ -119,7 +119,7 @@ rule_options hobbit_model::rule() const {
     // means of an expert
     const double low  = double(index_.tier_bytes(tier_id::low)) / double(n_all);
     const double high = double(index_.tier_bytes(tier_id::high)) / double(n_all - index_.n_absent_high());
-    return { settings_.rule, &costs_, low / high };
+    return { settings_.rule(), &costs_, low / high };
 }
 
 // An embedding that is not worth a read for every token.
@@ -130,12 +130,12 @@ static constexpr uint64_t ROOM_BESIDE_MODEL = 256u << 20;
 
 // Returns true if some experts will, or may, have to be read again.
 bool hobbit_model::memory_is_short(bool in_host) const {
-    if (settings_.pools > 0 && in_host) {
-        return settings_.pools < index_.tier_bytes(tier_id::high);
+    if (settings_.pools() > 0 && in_host) {
+        return settings_.pools() < index_.tier_bytes(tier_id::high);
     }
     const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.tier_bytes(tier_id::high));
     const uint64_t held      = index_.model_bytes() - elsewhere;
-    const uint64_t budget    = settings_.memory > 0 ? settings_.memory : resident_before_ + available_memory();
+    const uint64_t budget    = settings_.memory() > 0 ? settings_.memory() : resident_before_ + available_memory();
     return budget < resident_before_ + held + held / 10 + ROOM_BESIDE_MODEL;
 }
 
@@ -158,11 +158,12 @@ status hobbit_model::open_files() {
 void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     const bool              are_apart = !is_host_device(devices.front());
     const embedding_table & embedding = index_.embedding();
-    const auto              patience  = std::chrono::seconds(settings_.read_timeout);
+    const auto              patience  = std::chrono::seconds(settings_.count("hobbit.read_timeout"));
 
     transfer_memory_ = find_pinned_memory(devices, reader_);
     stats_.layers    = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
-    loader_ = std::make_unique<loader>(reader_, stats_, settings_.io_threads, devices, transfer_memory_, patience);
+    loader_ = std::make_unique<loader>(reader_, stats_, uint32_t(settings_.count("hobbit.io_threads")), devices,
+                                       transfer_memory_, patience);
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(!are_apart)) {
         rows_.emplace(reader_, embedding, patience);
     }
@@ -177,16 +178,16 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     }
 
     policy_options options;
-    options.name      = settings_.policy;
-    options.weights   = settings_.weights;
+    options.name      = settings_.policy();
+    options.weights   = settings_.weights();
     options.n_layers  = uint32_t(index_.n_layers());
     options.n_experts = index_.n_experts();
     options.n_used    = engines_.front()->demand().n_used;
     options.prior     = use_rates(index_);
     policy_           = registered_policy::make(options);
     rule_             = registered_rule::make(rule());
-    const layer_step step(*rule_, *policy_, settings_.strict);
-    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds), {} });
+    const layer_step step(*rule_, *policy_, settings_.flag("hobbit.strict"));
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds()), {} });
 }
 
 hobbit_model::~hobbit_model() {
@@ -242,20 +243,20 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     mutex_lock lock(mutex_);
     GGML_ASSERT(!is_placed_);
     can_repeat_ = can_repeat;
-    HOBBIT_TRY(check_confidence(settings_.thresholds));
+    HOBBIT_TRY(check_confidence(settings_.thresholds()));
     std::vector<ggml_backend_dev_t> of_layers;
     for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
         const uint32_t block = index_.layer(layer).block;
         of_layers.push_back(block < n_devices ? devices[block] : nullptr);
     }
-    if (settings_.device.empty()) {
+    if (settings_.device().empty()) {
         const std::string usable = usable_devices(of_layers);
         if (!usable.empty()) {
             settings_.compute("hobbit.device", usable, "as the other layers");
         }
     }
     std::vector<ggml_backend_dev_t> own;
-    HOBBIT_TRY(find_compute_devices(settings_.device, own));
+    HOBBIT_TRY(find_compute_devices(settings_.device(), own));
     build(own);
     HOBBIT_TRY(check_limit(settings_.bounds(), host_ != nullptr, 0, memory_limit())); // before weights are loaded
     assign_layers(of_layers);
@@ -294,9 +295,9 @@ status hobbit_model::check_confidence(const score_thresholds & t) const {
 status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_changes, settings & changed) const {
     changed = settings_;
     HOBBIT_TRY(changed.change(changes, n_changes));
-    const score_thresholds & t            = changed.thresholds;
-    const bool               asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
-    const auto               has_low = [](const auto & engine) { return engine->cache().n_slots(tier_id::low) > 0; };
+    const score_thresholds t            = changed.thresholds();
+    const bool             asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
+    const auto             has_low      = [](const auto & engine) { return engine->cache().n_slots(tier_id::low) > 0; };
     if (prepared_ && asks_for_low && index_.n_tiers() > 1 && std::none_of(engines_.begin(), engines_.end(), has_low)) {
         const std::string asked = t.price > 0.0 ? format("price = %g", t.price) : format("t1 = %g", t.t1);
         return status::error("%s asks for low-precision experts, and the model was opened without a pool for "
@@ -323,7 +324,7 @@ status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_ch
     HOBBIT_TRY(try_changes(changes, n_changes, changed));
     settings_ = changed;
     if (run_) {
-        run_->thresholds.set(settings_.thresholds);
+        run_->thresholds.set(settings_.thresholds());
     }
     return {};
 }
@@ -383,7 +384,9 @@ void hobbit_model::set_reporting() {
 }
 
 hobbit_info hobbit_model::info() const {
-    mutex_lock  lock(mutex_);
+    mutex_lock             lock(mutex_);
+    const score_thresholds t = settings_.thresholds();
+
     hobbit_info i      = {};
     i.n_layers         = uint32_t(index_.n_layers());
     i.n_experts        = index_.n_experts();
@@ -393,9 +396,9 @@ hobbit_info hobbit_model::info() const {
     i.tier_bytes_low   = index_.tier_bytes(tier_id::low);
     i.token_bytes_high = index_.token_bytes(tier_id::high);
     i.token_bytes_low  = index_.token_bytes(tier_id::low);
-    i.t1               = settings_.thresholds.t1;
-    i.t2               = settings_.thresholds.t2;
-    i.price            = settings_.thresholds.price;
+    i.t1               = t.t1;
+    i.t2               = t.t2;
+    i.price            = t.price;
     i.direct_io        = reader_.direct_io();
     i.n_absent_high    = index_.n_absent_high();
     i.n_unused         = index_.n_unused();

@@ -16,10 +16,10 @@ using namespace hobbit;
 static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
 
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
-    const bool     is_staged = settings_.pack || host_; // reads do not land directly in the slot
-    const uint64_t staging   = is_staged ? loader::staging_size(settings_.io_threads) : 0;
+    const bool     is_staged = settings_.flag("hobbit.pack") || host_; // reads do not land directly in the slot
+    const uint64_t staging   = is_staged ? loader::staging_size(uint32_t(settings_.count("hobbit.io_threads"))) : 0;
     return { resident_before_,
-             model_bytes + settings_.further + settings_.requests,
+             model_bytes + settings_.count("hobbit.further") + settings_.count("hobbit.requests"),
              staging,
              resident_memory(),
              available_memory(),
@@ -109,12 +109,12 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
 
 status hobbit_model::start_sharing(const pool_slots & host_slots) {
     if (host_slots[tier_id::high] == 0) {
-        return settings_.mode != compute_mode::cooperative
+        return settings_.mode() != compute_mode::cooperative
                    ? status()
                    : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
                                    "them: give a larger --memory");
     }
-    if (settings_.mode == compute_mode::gpu) {
+    if (settings_.mode() == compute_mode::gpu) {
         return {};
     }
     kinds_.emplace(index_);
@@ -142,7 +142,7 @@ status hobbit_model::allocate_host(const pool_slots & slots) {
     if (host_->n_slots(tier_id::high) == 0) {
         GGML_LOG_WARN("hobbit: host memory has no room to cache experts: each miss on %s reads from disk; "
                       "give a larger --memory\n",
-                      settings_.device.c_str());
+                      settings_.device().c_str());
     }
     return {};
 }
@@ -164,7 +164,7 @@ status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
 
 // Creates the executors and begins to fill the pools, in this order.
 void hobbit_model::start() {
-    if (settings_.prefetch > 0) {
+    if (const auto n_ahead = uint32_t(settings_.count("hobbit.prefetch")); n_ahead > 0) {
         std::vector<prefetcher::layer_place> ahead;
         for (const uint32_t i : layer_engines_) {
             ahead.push_back(engines_[i]->ahead());
@@ -173,7 +173,7 @@ void hobbit_model::start() {
         if (!registered_rule::traits(predicted.name).is_predictable) {
             predicted.name = "gate";
         }
-        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, settings_.prefetch, registered_rule::make(predicted),
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, n_ahead, registered_rule::make(predicted),
                                                    run_->thresholds, run_->batch, stats_);
     }
     for (const auto & engine : engines_) {
@@ -209,7 +209,8 @@ void hobbit_model::fill(const std::vector<expert_id> & most_used) {
 
 // The pools have taken what the first context left of the memory.
 status hobbit_model::check_further_context(uint64_t model_bytes) const {
-    if (settings_.memory == 0 || settings_.further > 0 || (contexts_.empty() && model_bytes <= model_bytes_)) {
+    if (settings_.memory() == 0 || settings_.count("hobbit.further") > 0 ||
+        (contexts_.empty() && model_bytes <= model_bytes_)) {
         return {};
     }
     return status::error("hobbit.memory was divided when '%s' got its first context, and has no room for %s: give "
@@ -223,11 +224,12 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     const bool takes_free = settings_.spare_memory() > 0;
     const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
     HOBBIT_TRY(allocate(model_bytes, n_batch));
-    if (!settings_.trace.empty()) { // not before: a model that cannot run leaves an older trace alone
-        HOBBIT_TRY(recorder_.open_trace(settings_.trace, index_));
+    // not before: a model that cannot run leaves an older trace alone
+    if (const std::string & trace = settings_.text("hobbit.trace"); !trace.empty()) {
+        HOBBIT_TRY(recorder_.open_trace(trace, index_));
     }
-    if (!settings_.timeline.empty()) {
-        HOBBIT_TRY(stats_.events.open(settings_.timeline));
+    if (const std::string & timeline = settings_.text("hobbit.timeline"); !timeline.empty()) {
+        HOBBIT_TRY(stats_.events.open(timeline));
     }
     start();
     start_sequence(0); // where llama.cpp does not say which sequences it computes

@@ -70,9 +70,8 @@ status settings::check_quality(const std::string & keys) {
 }
 
 status settings::resolve_quality(double low_bits) {
-    levels_ = find_quality_levels(rule, fitted_, low_bits);
+    levels_ = find_quality_levels(rule(), fitted_, low_bits);
     HOBBIT_TRY(values_.is_given(QUALITY) ? apply_quality() : status());
-    bind();
     return check();
 }
 

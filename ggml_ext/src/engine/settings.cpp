@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <variant>
+#include <numeric>
 
 namespace hobbit {
 
@@ -19,16 +19,6 @@ namespace hobbit {
 //
 
 namespace {
-
-using field = std::variant<bool & (*) (settings &), uint32_t & (*) (settings &), uint64_t & (*) (settings &),
-                           double & (*) (settings &), std::string & (*) (settings &), compute_mode & (*) (settings &)>;
-
-#define FIELD(type, member) [](settings & s) -> type & { return s.member; }
-
-struct core_row {
-    hobbit_setting_spec spec;
-    field               in;
-};
 
 constexpr hobbit_setting_type NUMBER = HOBBIT_TYPE_NUMBER;
 constexpr hobbit_setting_type COUNT  = HOBBIT_TYPE_COUNT;
@@ -81,146 +71,89 @@ constexpr const char * POLICY       = "hobbit.policy hobbit.w_lru hobbit.w_lfu h
 constexpr const char * OTHER_BOUNDS = "hobbit.memory hobbit.device_memory";
 constexpr const char * POOLS        = "hobbit.pools";
 
-// Columns: key, option, type, min, max, default, note on the default, choices, unit, stored, live, replaced by; help;
-// member. The order is that of the documents.
-const std::vector<core_row> & core_rows() {
-    static const std::vector<core_row> rows = {
-        { { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %", NONE, "bytes", false, false,
-            POOLS, "Limit for the whole process, e.g. 8G." },
-          FIELD(uint64_t, memory) },
-        { { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, OTHER_BOUNDS,
-            "Size of the expert cache only, instead of a limit for the process." },
-          FIELD(uint64_t, pools) },
-        { { "hobbit.further", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
-            "Memory that the pools leave to contexts after the first, such as a draft head's." },
-          FIELD(uint64_t, further) },
-        { { "hobbit.requests", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
-            "Memory that the pools leave to a server's requests while it reads them." },
-          FIELD(uint64_t, requests) },
-        { { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated, else lossless", QUALITY_WORDS, NONE,
-            false, true, QUALITY_NUMBERS,
-            "Chooses rule, thresholds and price: no loss, the loss that the calibration allowed, or more of it for "
-            "speed." },
-          FIELD(std::string, quality) },
-        { { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<registered_rule>(), NONE, true,
-            false, REPLACED, help<registered_rule>("Decides the precision of experts:") },
-          FIELD(std::string, rule) },
-        { { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true, true, REPLACED,
-            "Rule price: quality loss accepted to save loading an expert." },
-          FIELD(double, thresholds.price) },
-        { { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
-            "High precision until the weights sum to t1, then the low tier; 1: all high." },
-          FIELD(double, thresholds.t1) },
-        { { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
-            "Low tier from t1 to t2; experts beyond t2 are skipped." },
-          FIELD(double, thresholds.t2) },
-        { { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, true, QUALITY,
-            "Tokens whose best probability is not above this are computed again, all high; 0: none are." },
-          FIELD(double, thresholds.confidence) },
-        { { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true, false, NONE,
-            "Share of the cache reserved for low-precision experts." },
-          FIELD(double, low_share) },
-        { { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<registered_policy>(), NONE, true, false,
-            POLICY, "Which experts leave a full cache." },
-          FIELD(std::string, policy) },
-        { { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, POLICY,
-            "Weights of LRU, LFU, LHU, FLD in policy hobbit." },
-          FIELD(double, weights[0]) },
-        { { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, false, POLICY,
-            "The weight of LFU." },
-          FIELD(double, weights[1]) },
-        { { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true, false, POLICY,
-            "The weight of LHU." },
-          FIELD(double, weights[2]) },
-        { { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true, false, POLICY,
-            "The weight of FLD." },
-          FIELD(double, weights[3]) },
-        { { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
-            "Load experts this many layers in advance, 0 to 4." },
-          FIELD(uint32_t, prefetch) },
-        { { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<registered_predictor>(), NONE, false,
-            false, NONE, help<registered_predictor>("Which experts are loaded in advance:") },
-          FIELD(std::string, predictor) },
-        { { "hobbit.prefetch_bar", "prefetch_bar", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
-            "Least probability of an expert that is loaded in advance; the predictors paths and paths-exact know it." },
-          FIELD(double, prefetch_bar) },
-        { { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false, false, NONE,
-            "Threads that read experts from disk." },
-          FIELD(uint32_t, io_threads) },
-        { { "hobbit.read_timeout", NONE, COUNT, 1, 86400, "60", NONE, NONE, "seconds", false, false, NONE,
-            "A read that the disk has not answered by then is an error." },
-          FIELD(uint32_t, read_timeout) },
-        { { "hobbit.snapshots", NONE, COUNT, 0, 1e6, "0", NONE, NONE, NONE, false, false, NONE,
-            "Most snapshots of a sequence's state for which memory is left, as far as it reaches." },
-          FIELD(uint32_t, snapshots) },
-        { { "hobbit.least_snapshots", NONE, COUNT, 0, 1e6, "0", NONE, NONE, NONE, false, false, NONE,
-            "Snapshots without whose memory the model is not opened." },
-          FIELD(uint32_t, least_snapshots) },
-        { { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false, false, NONE,
-            "File with the low tier." },
-          FIELD(std::string, sidecar) },
-        { { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
-            "Write the routing to this file, for pyhobbit simulate." },
-          FIELD(std::string, trace) },
-        { { "hobbit.timeline", "timeline", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
-            "Write what the engine's threads do to this file, for Perfetto or Chrome." },
-          FIELD(std::string, timeline) },
-        { { "hobbit.device", "device", TEXT, 0, 0, NONE, "as the other layers", NONE, NONE, false, false, NONE,
-            "GPU(s) that run the experts, e.g. Vulkan0." },
-          FIELD(std::string, device) },
-        { { "hobbit.device_memory", "device_memory", SIZE, 0, MAX_BYTES, NONE, "free memory of the GPU", NONE, "bytes",
-            false, false, POOLS, "Limit for experts in GPU memory." },
-          FIELD(uint64_t, device_memory) },
-        { { "hobbit.mode", "mode", CHOICE, 0, 0, "auto", NONE, "gpu cooperative auto twiddler", NONE, false, false,
-            NONE,
-            "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
-            "faster: over later tokens too (auto), or for this one alone (twiddler)." },
-          FIELD(compute_mode, mode) }, // choices in the order of compute_mode
-        { { "hobbit.placement", "placement", CHOICE, 0, 0, "measured", NONE, "measured cache layers", NONE, false,
-            false, NONE,
-            "Where RAM and GPU memory hold the model: the cache, whole layers on the GPU as by llama.cpp's "
-            "--n-cpu-moe, "
-            "or the faster one, measured once." },
-          FIELD(std::string, placement) },
-        { { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
-            "Use the cache even for a model without a low tier that fits in memory." },
-          FIELD(bool, enable) },
-        { { "hobbit.calibrated", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
-            "Use MODEL.calibration.gguf where it exists." },
-          FIELD(bool, calibrated) },
-        { { "hobbit.strict", "strict", FLAG, 0, 1, "0", "off", NONE, NONE, false, false, NONE,
-            "Give each token exactly the precision that the rule decides, whatever is resident." },
-          FIELD(bool, strict) },
-        { { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
-            "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
-          FIELD(bool, pack) },
+// Columns: key, option, type, min, max, default, note on the default, choices, unit, stored, live, replaced by; help.
+// The order is that of the documents.
+const std::vector<hobbit_setting_spec> & core_rows() {
+    static const std::vector<hobbit_setting_spec> rows = {
+        { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %", NONE, "bytes", false, false,
+          POOLS, "Limit for the whole process, e.g. 8G." },
+        { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, OTHER_BOUNDS,
+          "Size of the expert cache only, instead of a limit for the process." },
+        { "hobbit.further", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
+          "Memory that the pools leave to contexts after the first, such as a draft head's." },
+        { "hobbit.requests", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
+          "Memory that the pools leave to a server's requests while it reads them." },
+        { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated, else lossless", QUALITY_WORDS, NONE, false,
+          true, QUALITY_NUMBERS,
+          "Chooses rule, thresholds and price: no loss, the loss that the calibration allowed, or more of it for "
+          "speed." },
+        { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<registered_rule>(), NONE, true,
+          false, REPLACED, help<registered_rule>("Decides the precision of experts:") },
+        { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true, true, REPLACED,
+          "Rule price: quality loss accepted to save loading an expert." },
+        { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
+          "High precision until the weights sum to t1, then the low tier; 1: all high." },
+        { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
+          "Low tier from t1 to t2; experts beyond t2 are skipped." },
+        { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, true, QUALITY,
+          "Tokens whose best probability is not above this are computed again, all high; 0: none are." },
+        { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true, false, NONE,
+          "Share of the cache reserved for low-precision experts." },
+        { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<registered_policy>(), NONE, true, false, POLICY,
+          "Which experts leave a full cache." },
+        { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, POLICY,
+          "Weights of LRU, LFU, LHU, FLD in policy hobbit." },
+        { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, false, POLICY,
+          "The weight of LFU." },
+        { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true, false, POLICY,
+          "The weight of LHU." },
+        { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true, false, POLICY,
+          "The weight of FLD." },
+        { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
+          "Load experts this many layers in advance, 0 to 4." },
+        { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<registered_predictor>(), NONE, false,
+          false, NONE, help<registered_predictor>("Which experts are loaded in advance:") },
+        { "hobbit.prefetch_bar", "prefetch_bar", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
+          "Least probability of an expert that is loaded in advance; the predictors paths and paths-exact know it." },
+        { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false, false, NONE,
+          "Threads that read experts from disk." },
+        { "hobbit.read_timeout", NONE, COUNT, 1, 86400, "60", NONE, NONE, "seconds", false, false, NONE,
+          "A read that the disk has not answered by then is an error." },
+        { "hobbit.snapshots", NONE, COUNT, 0, 1e6, "0", NONE, NONE, NONE, false, false, NONE,
+          "Most snapshots of a sequence's state for which memory is left, as far as it reaches." },
+        { "hobbit.least_snapshots", NONE, COUNT, 0, 1e6, "0", NONE, NONE, NONE, false, false, NONE,
+          "Snapshots without whose memory the model is not opened." },
+        { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false, false, NONE,
+          "File with the low tier." },
+        { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
+          "Write the routing to this file, for pyhobbit simulate." },
+        { "hobbit.timeline", "timeline", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
+          "Write what the engine's threads do to this file, for Perfetto or Chrome." },
+        { "hobbit.device", "device", TEXT, 0, 0, NONE, "as the other layers", NONE, NONE, false, false, NONE,
+          "GPU(s) that run the experts, e.g. Vulkan0." },
+        { "hobbit.device_memory", "device_memory", SIZE, 0, MAX_BYTES, NONE, "free memory of the GPU", NONE, "bytes",
+          false, false, POOLS, "Limit for experts in GPU memory." },
+        { "hobbit.mode", "mode", CHOICE, 0, 0, "auto", NONE, "gpu cooperative auto twiddler", NONE, false, false, NONE,
+          "Experts not in GPU memory: copy them there (gpu), compute on the CPU (cooperative), or whichever is "
+          "faster: over later tokens too (auto), or for this one alone (twiddler)." },
+        { "hobbit.placement", "placement", CHOICE, 0, 0, "measured", NONE, "measured cache layers", NONE, false, false,
+          NONE,
+          "Where RAM and GPU memory hold the model: the cache, whole layers on the GPU as by llama.cpp's "
+          "--n-cpu-moe, "
+          "or the faster one, measured once." },
+        { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
+          "Use the cache even for a model without a low tier that fits in memory." },
+        { "hobbit.calibrated", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
+          "Use MODEL.calibration.gguf where it exists." },
+        { "hobbit.strict", "strict", FLAG, 0, 1, "0", "off", NONE, NONE, false, false, NONE,
+          "Give each token exactly the precision that the rule decides, whatever is resident." },
+        { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
+          "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
     };
     return rows;
 }
 
-const bool is_registered = register_first_settings([] {
-    std::vector<hobbit_setting_spec> rows;
-    for (const core_row & each : core_rows()) {
-        rows.push_back(each.spec);
-    }
-    return rows;
-});
-
-// Writes a value to the row's member.
-void write(settings & s, const core_row & row, const setting_value & value) {
-    std::visit(
-        [&](auto in) {
-            using type = std::decay_t<decltype(in(s))>;
-            if constexpr (std::is_same_v<type, std::string>) {
-                in(s) = std::get<std::string>(value);
-            } else if constexpr (std::is_enum_v<type>) {
-                in(s) = type(find_word(row.spec.choices, std::get<std::string>(value)));
-            } else {
-                in(s) = type(std::get<double>(value));
-            }
-        },
-        row.in);
-}
+const bool is_registered = register_first_settings(core_rows);
 
 template <size_t n>
 void copy_text(const std::string & text, char (&to)[n]) {
@@ -233,19 +166,6 @@ void copy_text(const std::string & text, char (&to)[n]) {
 //
 // settings
 //
-
-settings::settings() {
-    bind();
-}
-
-void settings::bind() {
-    for (const core_row & row : core_rows()) {
-        const setting_values::entry & e = values_.at(row.spec.key);
-        if (e.has_value) {
-            write(*this, row, e.value);
-        }
-    }
-}
 
 // The stored division of the pools that was fitted to a rule.
 static std::string share_key(const std::string & rule_name) {
@@ -266,9 +186,36 @@ std::vector<std::string> settings::stored_keys() {
     return keys;
 }
 
+score_thresholds settings::thresholds() const {
+    return { number("hobbit.t1"), number("hobbit.t2"), number("hobbit.price"), number("hobbit.confidence") };
+}
+
+std::array<double, 4> settings::weights() const {
+    return { number("hobbit.w_lru"), number("hobbit.w_lfu"), number("hobbit.w_lhu"), number("hobbit.w_fld") };
+}
+
+// The setting's choices are in the order of compute_mode.
+compute_mode settings::mode() const {
+    return compute_mode(find_word(find_setting("hobbit.mode")->choices, text("hobbit.mode")));
+}
+
+double settings::low_share() const {
+    return values_.at("hobbit.low_share").has_value ? number("hobbit.low_share") : -1.0;
+}
+
+budget settings::bounds() const {
+    return { memory(),
+             pools(),
+             count("hobbit.device_memory"),
+             low_share(),
+             low_demand(),
+             uint32_t(count("hobbit.snapshots")),
+             uint32_t(count("hobbit.least_snapshots")) };
+}
+
 bool settings::asked() const {
-    return enable || placement == "cache" || !device.empty() || !sidecar.empty() || !trace.empty() ||
-           !timeline.empty() ||
+    return flag("hobbit.enable") || text("hobbit.placement") == "cache" || !device().empty() ||
+           !text("hobbit.sidecar").empty() || !text("hobbit.trace").empty() || !text("hobbit.timeline").empty() ||
            values_.any_given("hobbit.memory hobbit.pools hobbit.t1 hobbit.t2 hobbit.price hobbit.device_memory "
                              "hobbit.mode");
 }
@@ -281,7 +228,6 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
     }
     HOBBIT_TRY(check_quality(keys));
     HOBBIT_TRY(derive());
-    bind();
     return check();
 }
 
@@ -307,9 +253,9 @@ status settings::derive() {
     }
     if (values_.any_given(WEIGHTS)) {
         HOBBIT_TRY(set("hobbit.policy", "hobbit", "as weights are given"));
-        for (const core_row & row : core_rows()) {
-            if (find_word(WEIGHTS, row.spec.key) >= 0) {
-                HOBBIT_TRY(set(row.spec.key, 0.0, "as other weights are given"));
+        for (const hobbit_setting_spec & row : core_rows()) {
+            if (find_word(WEIGHTS, row.key) >= 0) {
+                HOBBIT_TRY(set(row.key, 0.0, "as other weights are given"));
             }
         }
     }
@@ -337,10 +283,10 @@ bool settings::is_overruled(const std::string & key, const std::string & rule_na
 }
 
 status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
-    std::string rule_name = rule;
+    std::string rule_name = rule();
     for (const auto & [key, value] : stored) {
         const auto * name = std::get_if<std::string>(&value);
-        rule_name         = key == "hobbit.rule" && name && !is_overruled(key, rule) ? *name : rule_name;
+        rule_name         = key == "hobbit.rule" && name && !is_overruled(key, rule()) ? *name : rule_name;
     }
     for (size_t i = 0; i < stored.size(); i++) {
         auto [key, value] = stored[i];
@@ -369,7 +315,6 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
             values_.note(key, format("the %s's does not apply", in_model ? "model file" : "calibration"));
         }
     }
-    bind();
     return check();
 }
 
@@ -387,7 +332,6 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
         HOBBIT_TRY(apply_quality());
     } else if (!precision_number(keys).empty()) {
         values_.clear(QUALITY);
-        quality.clear();
     }
     const double t1         = values_.number("hobbit.t1");
     const double t2         = values_.number("hobbit.t2");
@@ -398,17 +342,15 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
     } else if (changes_t2 && !changes_t1 && t1 > t2) {
         HOBBIT_TRY(values_.set("hobbit.t1", t2, HOBBIT_SOURCE_COMPUTED, "as t2 is given"));
     }
-    bind();
     return check();
 }
 
 void settings::compute(const std::string & key, const setting_value & value, const std::string & note) {
     GGML_ASSERT(values_.set(key, value, HOBBIT_SOURCE_COMPUTED, note).ok());
-    bind();
 }
 
 std::string settings::note_on(const std::string & key) const {
-    if (key == "hobbit.low_share" && low_share < 0.0) {
+    if (key == "hobbit.low_share" && low_share() < 0.0) {
         return format("%g slots for each of the high pool", low_demand());
     }
     return values_.at(key).note;
@@ -422,7 +364,7 @@ void settings::describe(hobbit_resolved_setting * rows, size_t n_rows) const {
 
         row           = {};
         row.source    = e.source;
-        row.has_value = e.has_value && (policy == "hobbit" || find_word(WEIGHTS, spec.key) < 0);
+        row.has_value = e.has_value && (policy() == "hobbit" || find_word(WEIGHTS, spec.key) < 0);
         row.number    = is_text(spec) ? 0.0 : std::get<double>(e.value);
         copy_text(is_text(spec) ? std::get<std::string>(e.value) : "", row.text);
         copy_text(note_on(spec.key), row.note);
@@ -430,7 +372,7 @@ void settings::describe(hobbit_resolved_setting * rows, size_t n_rows) const {
 }
 
 double settings::low_demand() const {
-    return takes_price(rule) ? (thresholds.price > 0.0 ? 1.0 : 0.0) : 1.0 - thresholds.t1;
+    return takes_price(rule()) ? (thresholds().price > 0.0 ? 1.0 : 0.0) : 1.0 - thresholds().t1;
 }
 
 //
@@ -438,34 +380,37 @@ double settings::low_demand() const {
 //
 
 status settings::check() const {
-    if (values_.any_given(WEIGHTS) && policy != "hobbit") {
+    const score_thresholds t         = thresholds();
+    const bool             is_priced = takes_price(rule());
+    if (values_.any_given(WEIGHTS) && policy() != "hobbit") {
         return status::error("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
                              "hobbit.policy is '%s'",
-                             policy.c_str());
+                             policy().c_str());
     }
-    if (takes_price(rule) && thresholds.t1 < 1.0) {
+    if (is_priced && t.t1 < 1.0) {
         return status::error("hobbit.t1 and hobbit.t2 belong to the rule gate, and the rule here is %s: give "
                              "hobbit.price in their place, or hobbit.rule gate",
-                             rule.c_str());
+                             rule().c_str());
     }
-    if (!takes_price(rule) && thresholds.price > 0.0) {
+    if (!is_priced && t.price > 0.0) {
         return status::error("hobbit.price belongs to the rule price, and the rule here is %s: give hobbit.t1 "
                              "and hobbit.t2 in its place, or hobbit.rule price",
-                             rule.c_str());
+                             rule().c_str());
     }
-    if (thresholds.confidence > 0.0 && registered_judge::names().empty()) {
+    if (t.confidence > 0.0 && registered_judge::names().empty()) {
         return status::error("hobbit.confidence needs a judge of drafts, and this build has none: leave it at 0");
     }
-    if (thresholds.t1 > thresholds.t2) {
+    if (t.t1 > t.t2) {
         return status::error("hobbit.t1 (%g) must not be above hobbit.t2 (%g): between the two, experts are "
                              "used in low precision",
-                             thresholds.t1, thresholds.t2);
+                             t.t1, t.t2);
     }
-    if (device_memory > 0 && pools > 0) {
+    if (number("hobbit.device_memory") > 0 && pools() > 0) {
         return status::error("hobbit.device_memory limits all that experts take on a GPU and hobbit.pools the cache "
                              "alone: give one of them");
     }
-    const double sum = weights[0] + weights[1] + weights[2] + weights[3];
+    const std::array<double, 4> w   = weights();
+    const double                sum = std::accumulate(w.begin(), w.end(), 0.0);
     if (!(std::fabs(sum - 1.0) < 1e-6)) {
         return status::error("the weights w_lru, w_lfu, w_lhu and w_fld sum to %g: they must sum to 1", sum);
     }
@@ -473,18 +418,19 @@ status settings::check() const {
 }
 
 status settings::check_placed(bool is_apart) const {
-    if (device_memory > 0 && !is_apart) {
+    if (number("hobbit.device_memory") > 0 && !is_apart) {
         return status::error(
             "hobbit.device_memory limits GPU memory, and the experts are on the CPU: name a GPU with hobbit.device");
     }
     if (values_.is_given("hobbit.mode") && !is_apart) {
         return status::error("hobbit.mode divides the experts between CPU and GPU: name a GPU with hobbit.device");
     }
-    if (memory > 0 && pools > 0 && !is_apart) {
+    if (memory() > 0 && pools() > 0 && !is_apart) {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
     }
-    return registered_setting::check(values_, { is_apart, is_apart && mode != compute_mode::gpu, prefetch > 0 });
+    return registered_setting::check(values_, { is_apart, is_apart && mode() != compute_mode::gpu,
+                                                count("hobbit.prefetch") > 0 });
 }
 
 } // namespace hobbit

@@ -38,43 +38,24 @@ quality_levels find_quality_levels(const std::string & rule, const std::map<std:
                                    double low_bits);
 
 // Settings of one model, resolved: every setting has its value, its source, and a note where another setting overrules
-// it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (registered_setting),
-// which have no member here. Adding a setting takes a row there and, for a core setting, a member here.
-// Invariant: members equal values().
-struct settings {
-    settings();
+// it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (registered_setting).
+// Adding a setting takes a row. A value that nobody gave and no default has is 0 or "".
+class settings {
+  public:
+    // REQUIRES: a key of the table, of a number, count, size or flag; of a text, path or choice.
+    double              number(const char * key) const { return values_.number(key); }
+    uint64_t            count(const char * key) const { return uint64_t(values_.number(key)); }
+    bool                flag(const char * key) const { return values_.number(key) != 0.0; }
+    const std::string & text(const char * key) const { return values_.text(key); }
 
-    // behaviour
-    bool             enable;
-    bool             calibrated;
-    std::string      quality; // one of QUALITY_WORDS; empty: not chosen
-    score_thresholds thresholds;
-    bool             strict;
-    std::string      rule; // a name of registered_rule::names()
-    std::string      sidecar;
-    std::string      trace;
-    std::string      timeline;
-    std::string      device; // empty: the CPU
-
-    // performance
-    std::string           policy;
-    std::array<double, 4> weights;
-    uint32_t              prefetch;
-    std::string           predictor;
-    double                prefetch_bar;
-    uint64_t              memory        = 0; // 0: computed
-    uint64_t              pools         = 0; // 0: follows from memory
-    uint64_t              further       = 0; // 0: hobbit.memory has room for one context
-    uint64_t              requests      = 0; // bytes that a server's requests take
-    uint64_t              device_memory = 0; // 0: computed
-    compute_mode          mode;
-    std::string           placement;        // layers: llama.cpp loads the model as it always does
-    double                low_share = -1.0; // negative: follows from the thresholds
-    bool                  pack;
-    uint32_t              io_threads;
-    uint32_t              read_timeout; // seconds
-    uint32_t              snapshots;
-    uint32_t              least_snapshots;
+    score_thresholds      thresholds() const;
+    std::array<double, 4> weights() const; // those of policy hobbit
+    compute_mode          mode() const;
+    uint64_t              memory() const { return count("hobbit.memory"); } // 0: computed
+    uint64_t              pools() const { return count("hobbit.pools"); }   // 0: follows from memory
+    const std::string &   device() const { return text("hobbit.device"); }  // empty: the CPU
+    const std::string &   policy() const { return text("hobbit.policy"); }
+    const std::string &   rule() const { return text("hobbit.rule"); } // a name of registered_rule::names()
 
     // Applies the caller's settings; an unknown key, a value out of range and one that contradicts another are errors.
     status apply(const hobbit_setting * given, size_t n_given);
@@ -105,17 +86,16 @@ struct settings {
     // Keys that a model file or its calibration may hold.
     static std::vector<std::string> stored_keys();
 
-    budget bounds() const {
-        return { memory, pools, device_memory, low_share, low_demand(), snapshots, least_snapshots };
-    }
+    budget bounds() const;
 
     // System memory to leave free if the pools' size is computed: other programs may compute theirs at the same time.
-    uint64_t spare_memory() const { return memory == 0 && pools == 0 ? 128u << 20 : 0; }
+    uint64_t spare_memory() const { return memory() == 0 && pools() == 0 ? 128u << 20 : 0; }
 
     // Returns true if the caller asked for the cache: expressly, by a size, threshold, mode, placement, device or file.
     bool asked() const;
 
   private:
+    double      low_share() const; // negative: follows from the thresholds
     double      low_demand() const;
     std::string note_on(const std::string & key) const;
     double      own_threshold() const;
@@ -127,7 +107,6 @@ struct settings {
     status        apply_quality();
     status        derive();
     status        check() const;
-    void          bind();
 
     setting_values                values_;
     quality_levels                levels_;

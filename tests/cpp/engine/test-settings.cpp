@@ -22,14 +22,14 @@ using namespace hobbit;
 TEST_CASE("nothing given: no cache asked for, everything high, sizes computed") {
     const settings s = applied({});
     CHECK_FALSE(s.asked());
-    CHECK_FALSE(s.enable);
-    CHECK(s.thresholds.t1 == 1.0);
-    CHECK(s.thresholds.t2 == 1.0);
-    CHECK(s.memory == 0);
-    CHECK(s.pools == 0);
-    CHECK(s.low_share < 0);
-    CHECK(s.io_threads == 4);
-    CHECK(s.sidecar.empty());
+    CHECK_FALSE(s.flag("hobbit.enable"));
+    CHECK(s.thresholds().t1 == 1.0);
+    CHECK(s.thresholds().t2 == 1.0);
+    CHECK(s.memory() == 0);
+    CHECK(s.pools() == 0);
+    CHECK(s.bounds().low_share < 0);
+    CHECK(s.count("hobbit.io_threads") == 4);
+    CHECK(s.text("hobbit.sidecar").empty());
 }
 
 TEST_CASE("every key reaches its setting") {
@@ -44,16 +44,16 @@ TEST_CASE("every key reaches its setting") {
         text("hobbit.device", "Vulkan0"),
         number("hobbit.device_memory", 3000000000),
     });
-    CHECK(s.enable);
-    CHECK(s.memory == 3000000000);
-    CHECK(applied({ number("hobbit.pools", 2000000000) }).pools == 2000000000);
-    CHECK(s.low_share == 0.25);
-    CHECK(s.thresholds.t1 == 0.6);
-    CHECK(s.thresholds.t2 == 0.9);
-    CHECK(s.io_threads == 7);
-    CHECK(s.sidecar == "/models/x.hobbit.gguf");
-    CHECK(s.device == "Vulkan0");
-    CHECK(s.device_memory == 3000000000);
+    CHECK(s.flag("hobbit.enable"));
+    CHECK(s.memory() == 3000000000);
+    CHECK(applied({ number("hobbit.pools", 2000000000) }).pools() == 2000000000);
+    CHECK(s.bounds().low_share == 0.25);
+    CHECK(s.thresholds().t1 == 0.6);
+    CHECK(s.thresholds().t2 == 0.9);
+    CHECK(s.count("hobbit.io_threads") == 7);
+    CHECK(s.text("hobbit.sidecar") == "/models/x.hobbit.gguf");
+    CHECK(s.device() == "Vulkan0");
+    CHECK(s.count("hobbit.device_memory") == 3000000000);
 }
 
 TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the rest does not") {
@@ -79,17 +79,17 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
 
 TEST_CASE("whole numbers may be given for fractions, as the command line does for 0 and 1") {
     const settings s = applied({ number("hobbit.t1", 0), number("hobbit.t2", 1) });
-    CHECK(s.thresholds.t1 == 0.0);
-    CHECK(s.thresholds.t2 == 1.0);
+    CHECK(s.thresholds().t1 == 0.0);
+    CHECK(s.thresholds().t2 == 1.0);
 }
 
 TEST_CASE("the numbers that are given choose the rule") {
-    CHECK(applied({}).rule == "gate");
-    CHECK(applied({ number("hobbit.price", 0.5) }).rule == "price");
-    CHECK(applied({ number("hobbit.price", 0.5) }).thresholds.price == 0.5);
+    CHECK(applied({}).rule() == "gate");
+    CHECK(applied({ number("hobbit.price", 0.5) }).rule() == "price");
+    CHECK(applied({ number("hobbit.price", 0.5) }).thresholds().price == 0.5);
     CHECK(applied({ number("hobbit.price", 0.5) }).asked());
-    CHECK(applied({ number("hobbit.t1", 0.5) }).rule == "gate");
-    CHECK(applied({ text("hobbit.rule", "price"), number("hobbit.t1", 1), number("hobbit.t2", 1) }).rule == "price");
+    CHECK(applied({ number("hobbit.t1", 0.5) }).rule() == "gate");
+    CHECK(applied({ text("hobbit.rule", "price"), number("hobbit.t1", 1), number("hobbit.t2", 1) }).rule() == "price");
     CHECK(refused({ text("hobbit.rule", "gate"), number("hobbit.price", 0.5) }).find("belongs to the rule price") !=
           std::string::npos);
     CHECK(refused({ number("hobbit.price", 0.5), number("hobbit.t1", 0.5) }).find("belong to the rule gate") !=
@@ -106,7 +106,7 @@ TEST_CASE("a stored rule applies with its numbers, unless the caller gives a rul
         settings     s      = applied(given);
         const status result = s.apply_stored(stored);
         CHECK_MESSAGE(result.ok(), result.message());
-        return std::make_tuple(s.rule, s.thresholds.t1, s.thresholds.t2, s.thresholds.price);
+        return std::make_tuple(s.rule(), s.thresholds().t1, s.thresholds().t2, s.thresholds().price);
     };
     CHECK(with({}) == std::make_tuple("price", 1.0, 1.0, 0.25));
     CHECK(with({ text("hobbit.rule", "gate") }) == std::make_tuple("gate", 0.4, 0.9, 0.0));
@@ -116,12 +116,12 @@ TEST_CASE("a stored rule applies with its numbers, unless the caller gives a rul
 }
 
 TEST_CASE("a confidence lies between 0 and 1, is off by default, and is live") {
-    CHECK(applied({}).thresholds.confidence == 0.0);
+    CHECK(applied({}).thresholds().confidence == 0.0);
     CHECK(refused({ number("hobbit.confidence", 1.5) }).find("hobbit.confidence is 1.5: it must lie") == 0);
     settings s = applied({ number("hobbit.confidence", 0.7) });
-    CHECK(s.thresholds.confidence == 0.7);
+    CHECK(s.thresholds().confidence == 0.7);
     CHECK(changed(s, { number("hobbit.t1", 0.5), number("hobbit.confidence", 0.3) }) == "");
-    CHECK(s.thresholds.confidence == 0.3);
+    CHECK(s.thresholds().confidence == 0.3);
     CHECK(s.values().number("hobbit.confidence") == 0.3);
     CHECK(changed(s, { number("hobbit.confidence", -0.1) }).find("hobbit.confidence is -0.1") == 0);
 }
@@ -129,7 +129,7 @@ TEST_CASE("a confidence lies between 0 and 1, is off by default, and is live") {
 TEST_CASE("live settings are changed one by one and obey the rule") {
     settings s = applied({ number("hobbit.price", 0.5) });
     CHECK(changed(s, { number("hobbit.price", 0.25) }) == "");
-    CHECK(s.thresholds.price == 0.25);
+    CHECK(s.thresholds().price == 0.25);
     CHECK(s.bounds().low_demand == 1.0);
     CHECK(changed(s, { number("hobbit.price", 0.0) }) == "");
     CHECK(s.bounds().low_demand == 0.0);
@@ -144,11 +144,11 @@ TEST_CASE("live settings are changed one by one and obey the rule") {
 TEST_CASE("of t1 and t2 one that is changed alone moves the other where t1 would be above t2") {
     settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7) });
     CHECK(changed(s, { number("hobbit.t1", 0.9) }) == "");
-    CHECK(s.thresholds.t2 == 0.9);
+    CHECK(s.thresholds().t2 == 0.9);
     CHECK(changed(s, { number("hobbit.t2", 0.6) }) == "");
-    CHECK(s.thresholds.t1 == 0.6);
+    CHECK(s.thresholds().t1 == 0.6);
     CHECK(changed(s, { number("hobbit.t2", 0.8) }) == "");
-    CHECK(s.thresholds.t1 == 0.6);
+    CHECK(s.thresholds().t1 == 0.6);
     CHECK(changed(s, { number("hobbit.t1", 0.9), number("hobbit.t2", 0.8) }).find("must not be above") !=
           std::string::npos);
 }
@@ -217,9 +217,9 @@ TEST_CASE("the table: keys are unique, every setting has help and takes its own 
     }
     CHECK(hobbit_setting_spec_at(keys.size()) == nullptr);
     const settings s = applied({});
-    CHECK(s.mode == compute_mode::automatic);
-    CHECK(s.policy == "echo");
-    CHECK(s.weights == policy_options().weights);
+    CHECK(s.mode() == compute_mode::automatic);
+    CHECK(s.policy() == "echo");
+    CHECK(s.weights() == policy_options().weights);
 }
 
 TEST_CASE("the ranges of numbers, and what a model file may store") {
@@ -271,25 +271,25 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
 
 TEST_CASE("the switches and their defaults") {
     const settings s = applied({});
-    CHECK_FALSE(s.strict);
-    CHECK(s.calibrated);
-    CHECK(s.pack);
-    CHECK(s.prefetch == 2);
-    CHECK(s.read_timeout == 60);
-    CHECK(applied({ number("hobbit.strict", 2) }).strict); // whatever is not 0
-    CHECK_FALSE(applied({ number("hobbit.pack", false) }).pack);
+    CHECK_FALSE(s.flag("hobbit.strict"));
+    CHECK(s.flag("hobbit.calibrated"));
+    CHECK(s.flag("hobbit.pack"));
+    CHECK(s.count("hobbit.prefetch") == 2);
+    CHECK(s.count("hobbit.read_timeout") == 60);
+    CHECK(applied({ number("hobbit.strict", 2) }).flag("hobbit.strict")); // whatever is not 0
+    CHECK_FALSE(applied({ number("hobbit.pack", false) }).flag("hobbit.pack"));
 }
 
 TEST_CASE("every choice is taken, in the order of what it stands for") {
-    CHECK(applied({ text("hobbit.mode", "gpu") }).mode == compute_mode::gpu);
-    CHECK(applied({ text("hobbit.mode", "cooperative") }).mode == compute_mode::cooperative);
-    CHECK(applied({ text("hobbit.rule", "random") }).rule == "random");
+    CHECK(applied({ text("hobbit.mode", "gpu") }).mode() == compute_mode::gpu);
+    CHECK(applied({ text("hobbit.mode", "cooperative") }).mode() == compute_mode::cooperative);
+    CHECK(applied({ text("hobbit.rule", "random") }).rule() == "random");
     for (const std::string & name : registered_policy::names()) {
-        CHECK(applied({ text("hobbit.policy", name.c_str()) }).policy == name);
+        CHECK(applied({ text("hobbit.policy", name.c_str()) }).policy() == name);
     }
-    CHECK(applied({}).predictor == predictor_options().name);
+    CHECK(applied({}).text("hobbit.predictor") == predictor_options().name);
     for (const std::string & name : registered_predictor::names()) {
-        CHECK(applied({ text("hobbit.predictor", name.c_str()) }).predictor == name);
+        CHECK(applied({ text("hobbit.predictor", name.c_str()) }).text("hobbit.predictor") == name);
     }
     CHECK(refused({ text("hobbit.mode", "gpu cooperative") }).find("choose one of") != std::string::npos);
     CHECK(refused({ text("hobbit.mode", "") }).find("choose one of") != std::string::npos);
@@ -329,12 +329,12 @@ TEST_CASE("t1 above t2 is refused") {
 
 TEST_CASE("t2 given alone lowers t1 to it: what is not skipped is high") {
     const settings s = applied({ number("hobbit.t2", 0.9) });
-    CHECK(s.thresholds.t1 == 0.9);
-    CHECK(s.thresholds.t2 == 0.9);
+    CHECK(s.thresholds().t1 == 0.9);
+    CHECK(s.thresholds().t2 == 0.9);
 }
 
 TEST_CASE("t1 given alone leaves t2 at 1") {
     const settings s = applied({ number("hobbit.t1", 0.5) });
-    CHECK(s.thresholds.t1 == 0.5);
-    CHECK(s.thresholds.t2 == 1.0);
+    CHECK(s.thresholds().t1 == 0.5);
+    CHECK(s.thresholds().t2 == 1.0);
 }

@@ -18,18 +18,18 @@ using namespace hobbit;
 TEST_CASE("stored settings fill in what was not given") {
     settings s = applied({});
     CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
-    CHECK(s.thresholds.t1 == 0.6);
-    CHECK(s.thresholds.t2 == 0.9);
-    CHECK(s.low_share == 0.3);
+    CHECK(s.thresholds().t1 == 0.6);
+    CHECK(s.thresholds().t2 == 0.9);
+    CHECK(s.bounds().low_share == 0.3);
     CHECK_FALSE(s.asked()); // the file does not decide whether there is a cache
 }
 
 TEST_CASE("stored settings lose against given ones") {
     settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7), number("hobbit.low_share", 0.1) });
     CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
-    CHECK(s.thresholds.t1 == 0.5);
-    CHECK(s.thresholds.t2 == 0.7);
-    CHECK(s.low_share == 0.1);
+    CHECK(s.thresholds().t1 == 0.5);
+    CHECK(s.thresholds().t2 == 0.7);
+    CHECK(s.bounds().low_share == 0.1);
 }
 
 TEST_CASE("each rule has the division of the pools that was fitted to it") {
@@ -42,7 +42,7 @@ TEST_CASE("each rule has the division of the pools that was fitted to it") {
     const auto            share  = [&](std::vector<hobbit_setting> given) {
         settings s = applied(given);
         CHECK(s.apply_stored(stored).ok());
-        return s.low_share;
+        return s.bounds().low_share;
     };
     CHECK(share({}) == 0.4);
     CHECK(share({ text("hobbit.rule", "gate") }) == 0.2);
@@ -57,8 +57,8 @@ TEST_CASE("each rule has the division of the pools that was fitted to it") {
 TEST_CASE("thresholds belong together: one given, neither is taken from the file") {
     settings s = applied({ number("hobbit.t1", 0.95) });
     CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }).ok());
-    CHECK(s.thresholds.t1 == 0.95);
-    CHECK(s.thresholds.t2 == 1.0);
+    CHECK(s.thresholds().t1 == 0.95);
+    CHECK(s.thresholds().t2 == 1.0);
 }
 
 TEST_CASE("stored values out of range are refused") {
@@ -108,28 +108,28 @@ static const stored_settings PRICED = {
 };
 
 TEST_CASE("a quality stands for the numbers that a calibration found") {
-    CHECK(with_quality(nullptr, PRICED, 2.6).thresholds.price == 0.1);
-    CHECK(with_quality("lossless", PRICED, 2.6).thresholds.all_high());
+    CHECK(with_quality(nullptr, PRICED, 2.6).thresholds().price == 0.1);
+    CHECK(with_quality("lossless", PRICED, 2.6).thresholds().all_high());
     CHECK(with_quality("lossless", PRICED, 2.6).bounds().low_demand == 0.0);
-    CHECK(with_quality("small-loss", PRICED, 2.6).thresholds.price == 0.1);
-    CHECK(with_quality("fast", PRICED, 2.6).thresholds.price == 0.3);
-    CHECK(with_quality("fast", PRICED, 2.6).rule == "price");
-    CHECK(with_quality("fast", { PRICED.begin(), PRICED.end() - 1 }, 2.6).thresholds.price == 0.4); // an older file
+    CHECK(with_quality("small-loss", PRICED, 2.6).thresholds().price == 0.1);
+    CHECK(with_quality("fast", PRICED, 2.6).thresholds().price == 0.3);
+    CHECK(with_quality("fast", PRICED, 2.6).rule() == "price");
+    CHECK(with_quality("fast", { PRICED.begin(), PRICED.end() - 1 }, 2.6).thresholds().price == 0.4); // an older file
     const settings gate = with_quality("fast", { { "hobbit.t1", 0.5 }, { "hobbit.fast.t1", 0.2 } }, 2.6);
-    CHECK(gate.thresholds.t1 == 0.2);
-    CHECK(gate.thresholds.t2 == 1.0);
+    CHECK(gate.thresholds().t1 == 0.2);
+    CHECK(gate.thresholds().t2 == 1.0);
     CHECK_FALSE(gate.asked());
 }
 
 TEST_CASE("without a calibration the type of the low tier decides, and a note says so") {
     const settings coarse = with_quality("small-loss", {}, 2.6);
     const settings fine   = with_quality("small-loss", {}, 4.5);
-    CHECK(coarse.thresholds.t1 > fine.thresholds.t1);
-    CHECK(coarse.thresholds.t2 == 1.0);
-    CHECK(with_quality("fast", {}, 2.6).thresholds.t1 < coarse.thresholds.t1);
-    CHECK(with_quality("fast", {}, 2.6).thresholds.t2 < 1.0);
+    CHECK(coarse.thresholds().t1 > fine.thresholds().t1);
+    CHECK(coarse.thresholds().t2 == 1.0);
+    CHECK(with_quality("fast", {}, 2.6).thresholds().t1 < coarse.thresholds().t1);
+    CHECK(with_quality("fast", {}, 2.6).thresholds().t2 < 1.0);
     CHECK(coarse.values().at("hobbit.quality").note == "not calibrated: t1 0.7, t2 1 for a low tier of 2.6 bits");
-    CHECK(with_quality("fast", {}, 0.0).thresholds.all_high());
+    CHECK(with_quality("fast", {}, 0.0).thresholds().all_high());
     CHECK(with_quality("fast", {}, 0.0).values().at("hobbit.quality").note.find("no low tier") == 0);
     CHECK_FALSE(with_quality(nullptr, {}, 2.6).values().at("hobbit.quality").has_value);
 }
@@ -149,12 +149,12 @@ TEST_CASE("a quality beside the numbers that it stands for is refused") {
 TEST_CASE("the quality is live, and other numbers take its place") {
     settings s = with_quality("small-loss", PRICED, 2.6);
     CHECK(changed(s, { text("hobbit.quality", "fast") }) == "");
-    CHECK(s.thresholds.price == 0.3);
+    CHECK(s.thresholds().price == 0.3);
     CHECK(changed(s, { number("hobbit.price", 0.2) }) == "");
-    CHECK(s.quality.empty());
+    CHECK(s.text("hobbit.quality").empty());
     CHECK(changed(s, { text("hobbit.quality", "lossless") }) == "");
-    CHECK(s.thresholds.all_high());
-    CHECK(s.quality == "lossless");
+    CHECK(s.thresholds().all_high());
+    CHECK(s.text("hobbit.quality") == "lossless");
     CHECK(changed(settings(s), { text("hobbit.quality", "fast"), number("hobbit.price", 1.0) }).find("beside it") !=
           std::string::npos);
     // opened with numbers of its own
@@ -162,7 +162,7 @@ TEST_CASE("the quality is live, and other numbers take its place") {
     CHECK(own.apply_stored({}).ok());
     CHECK(own.resolve_quality(2.6).ok());
     CHECK(changed(own, { text("hobbit.quality", "fast") }) == "");
-    CHECK(own.thresholds.t2 == 0.9);
+    CHECK(own.thresholds().t2 == 0.9);
 }
 
 //
@@ -171,9 +171,9 @@ TEST_CASE("the quality is live, and other numbers take its place") {
 
 TEST_CASE("the policy and its weights, given and stored") {
     settings s = applied({ text("hobbit.policy", "lfu") });
-    CHECK(s.policy == "lfu");
+    CHECK(s.policy() == "lfu");
     CHECK(s.apply_stored({ { "hobbit.policy", "lru" } }).ok());
-    CHECK(s.policy == "lfu");
+    CHECK(s.policy() == "lfu");
 
     settings stored = applied({});
     CHECK(stored
@@ -183,15 +183,15 @@ TEST_CASE("the policy and its weights, given and stored") {
                               { "hobbit.w_fld", 0.4 },
                               { "hobbit.policy", "hobbit" } })
               .ok());
-    CHECK(stored.policy == "hobbit");
-    CHECK(stored.weights == std::array<double, 4>{ 0.1, 0.2, 0.3, 0.4 });
+    CHECK(stored.policy() == "hobbit");
+    CHECK(stored.weights() == std::array<double, 4>{ 0.1, 0.2, 0.3, 0.4 });
 
     settings one = applied({ number("hobbit.w_lfu", 1.0) }); // the others are 0 then
-    CHECK(one.policy == "hobbit");
-    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
+    CHECK(one.policy() == "hobbit");
+    CHECK(one.weights() == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
     CHECK(one.apply_stored({ { "hobbit.w_lru", 1.0 }, { "hobbit.policy", "lru" } })
               .ok()); // weights given: none are taken from the file
-    CHECK(one.weights == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
+    CHECK(one.weights() == std::array<double, 4>{ 0.0, 1.0, 0.0, 0.0 });
 }
 
 TEST_CASE("policies and weights that make no sense are refused") {

@@ -47,12 +47,12 @@ TEST_CASE("the rule \"rank\" counts experts: the first half, and the others low 
 }
 
 TEST_CASE("the rule \"rank\" is MoBiLE's little model unless the caller gives thresholds") {
-    CHECK(applied({ text("hobbit.rule", "rank") }).thresholds.t1 == 0.5);
-    CHECK(applied({ text("hobbit.rule", "rank") }).thresholds.t2 == 0.5);
-    CHECK(applied({ text("hobbit.rule", "rank"), number("hobbit.t1", 0.5) }).thresholds.t2 == 1.0);
+    CHECK(applied({ text("hobbit.rule", "rank") }).thresholds().t1 == 0.5);
+    CHECK(applied({ text("hobbit.rule", "rank") }).thresholds().t2 == 0.5);
+    CHECK(applied({ text("hobbit.rule", "rank"), number("hobbit.t1", 0.5) }).thresholds().t2 == 1.0);
     settings s = applied({ text("hobbit.rule", "rank") });
     CHECK(s.apply_stored({ { "hobbit.t1", 0.4 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.7 } }).ok());
-    CHECK(s.thresholds.t1 == 0.5);
-    CHECK(s.thresholds.t2 == 0.5);
-    CHECK(s.low_share == 0.0); // no expert is low
+    CHECK(s.thresholds().t1 == 0.5);
+    CHECK(s.thresholds().t2 == 0.5);
+    CHECK(s.bounds().low_share == 0.0); // no expert is low
 }
