@@ -14,10 +14,10 @@ from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, placed
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, numbers_entry, read_gguf
+from pyhobbit.model.model_file import opened_info
 from pyhobbit.model.tiers import (
     HIGH,
     LOW,
-    check_tiers,
     group_key,
     read_tiers,
     routed_part,
@@ -93,15 +93,15 @@ class _Experts:
                 "tiers"
             )
         routed = {part: tensor for tensor in file.tensors if (part := routed_part(tensor.name))}
-        check_tiers(file, routed)
+        opened_info(path, {"hobbit.enable": True, "hobbit.calibrated": False})  # refuses damaged tiers
         tensors = {tensor.name: tensor for tensor in file.tensors}
-        if any(tier_tensor_name(part, LOW, 1) in tensors for part in routed):
+        self.file = file
+        self.high = dict(sorted(routed.items(), key=lambda item: item[0].layer))
+        self.low = {part: low for part in self.high if (low := tensors.get(tier_tensor_name(part, LOW, 0)))}
+        if [tensor.ne for tensor in self.low.values()] != [tensor.ne for tensor in self.high.values()]:
             raise HobbitError(
                 f"--drop-high cannot keep the low tier of {path}, which has several types per tensor"
             )
-        self.file = file
-        self.high = dict(sorted(routed.items(), key=lambda item: item[0].layer))
-        self.low = {part: tensors[tier_tensor_name(part, LOW, 0)] for part in self.high}
         self.n_experts = {part.layer: tensor.ne[2] for part, tensor in self.high.items()}
         width = max(self.n_experts.values())
         self.places: dict[_Expert, int] = {

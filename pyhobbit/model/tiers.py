@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gguf.constants import GGUFValueType
@@ -141,12 +141,8 @@ class Tiers:
         if routed_part(tensor_name):
             return self.plain
         match = _TIERED.fullmatch(tensor_name)
-        return match[3] if match and match[3] in self.named else None
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        """Those whose tensors carry their names."""
-        return tuple(name for name in self.names if name != self.plain)
+        is_named = match and match[3] in self.names and match[3] != self.plain
+        return match[3] if match and is_named else None
 
 
 def read_tiers(file: GgufFile) -> Tiers:
@@ -192,44 +188,3 @@ def fingerprint(tensors: Iterable[TensorInfo]) -> int:
 def _first_bytes(tensor: TensorInfo) -> bytes:
     with tensor.path.open("rb") as file:
         return os.pread(file.fileno(), min(_FINGERPRINT_BYTES, tensor.nbytes), tensor.offset)
-
-
-def check_tiers(file: GgufFile, base: Mapping[Part, TensorInfo]) -> None:
-    """Checks that every tier with names of its own covers the routed expert tensors `base`, shapes alike.
-
-    A partial tier may lack experts.
-
-    Raises HobbitError that names the first tensor or group at fault.
-    """
-    tiers = read_tiers(file)
-    groups: dict[tuple[str, Part], dict[int, TensorInfo]] = {}
-    for tensor in file.tensors:
-        if match := _TIERED.fullmatch(tensor.name):
-            part = Part(int(match[1]), match[2])
-            if match[3] not in tiers.named or part not in base:
-                raise HobbitError(f"{file.path}: tensor {tensor.name!r} belongs to no tier of this model")
-            groups.setdefault((match[3], part), {})[int(match[4])] = tensor
-    for tier in tiers.named:
-        for part, tensor in base.items():
-            experts = _check_groups(file, tier, part, tensor, groups.get((tier, part), {}))
-            wanted = set(experts) if tier in tiers.partial else set(range(tensor.ne[2]))
-            if sorted(experts) != sorted(wanted) or not wanted <= set(range(tensor.ne[2])):
-                raise HobbitError(
-                    f"{file.path}: the {tier} tier of {tensor.name!r} does not hold every expert once"
-                )
-
-
-def _check_groups(
-    file: GgufFile, tier: str, part: Part, base: TensorInfo, groups: Mapping[int, TensorInfo]
-) -> list[int]:
-    """The experts of all groups."""
-    experts: list[int] = []
-    for group, tensor in sorted(groups.items()):
-        ids = file.get(group_key(part, tier, group), list(range(base.ne[2])))
-        shape = (*base.ne[:2], len(ids))
-        if tensor.ne != shape:
-            raise HobbitError(f"{file.path}: tensor {tensor.name!r} has shape {tensor.ne}, not {shape}")
-        experts += ids
-    if sorted(groups) != list(range(len(groups))):
-        raise HobbitError(f"{file.path}: the {tier} tier of {base.name!r} has gaps between its groups")
-    return experts

@@ -6,39 +6,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gguf import GGUFValueType
 
 from pyhobbit.convert.plan import HIGH, LOW, RESIDENT, Recipe, make_plan
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import model_stem, sidecar_path
-from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, align, scalar_entry, strings_entry
+from pyhobbit.model.gguf_file import TensorInfo, align
 from pyhobbit.model.quantize import GgmlType
-from pyhobbit.model.tiers import Part, check_tiers, routed_part
+from pyhobbit.model.tiers import Part, routed_part
 
 F32 = GgmlType(0, "f32", 1, 4, True, False)
 Q4_0 = GgmlType(2, "q4_0", 32, 18, True, False)
-UP = Part(0, "ffn_up_exps")
 
 
 def tensor(name: str, *ne: int, ggml_type: GgmlType = F32) -> TensorInfo:
     return TensorInfo(name, ggml_type, ne, Path("model.gguf"), 0)
-
-
-def experts(group: int, *ids: int) -> KeyValue:
-    packed = b"".join(number.to_bytes(4, "little", signed=True) for number in ids)
-    key = f"hobbit.tier.low.blk.0.ffn_up_exps.{group}.experts"
-    head = GGUFValueType.INT32.to_bytes(4, "little") + len(ids).to_bytes(8, "little")
-    return KeyValue(key, GGUFValueType.ARRAY, head + packed)
-
-
-def check(tensors: list[TensorInfo], *entries: KeyValue) -> None:
-    metadata = {entry.key: entry for entry in (strings_entry("hobbit.tiers", [HIGH, LOW]), *entries)}
-    file = GgufFile(Path("model.gguf"), 0, metadata, tuple(tensors))
-    check_tiers(file, {UP: tensor("blk.0.ffn_up_exps.weight", 64, 32, 3)})
-
-
-def low(group: int, n_expert: int) -> TensorInfo:
-    return tensor(f"blk.0.ffn_up_exps.low.{group}.weight", 64, 32, n_expert)
 
 
 @pytest.mark.parametrize(
@@ -71,40 +52,6 @@ def test_routed_experts_are_recognised_by_name(name: str, part: Part | None) -> 
 def test_sidecar_lies_beside_its_model(model: str, sidecar: str) -> None:
     assert sidecar_path(Path(model)) == Path(sidecar)
     assert model_stem(Path(model)) == Path(sidecar).name.removesuffix(".hobbit.gguf")
-
-
-def test_one_group_of_all_experts_needs_no_list() -> None:
-    check([low(0, 3)])
-
-
-def test_groups_may_hold_the_experts_in_any_order() -> None:
-    check([low(0, 2), low(1, 1)], experts(0, 2, 0), experts(1, 1))
-
-
-@pytest.mark.parametrize(
-    ("tensors", "entries", "message"),
-    [
-        ([], [], "does not hold every expert once"),
-        ([low(0, 2)], [], r"shape \(64, 32, 2\), not \(64, 32, 3\)"),
-        ([low(0, 2)], [experts(0, 0, 1)], "does not hold every expert once"),
-        ([low(0, 2), low(1, 2)], [experts(0, 0, 1), experts(1, 1, 2)], "does not hold every expert once"),
-        ([low(0, 2), low(2, 1)], [experts(0, 0, 1), experts(2, 2)], "has gaps between its groups"),
-        ([low(0, 2), low(1, 1)], [experts(0, 0, 1), experts(1, 3)], "does not hold every expert once"),
-        (
-            [low(0, 2), low(1, 2)],
-            [experts(0, 0, 1), experts(1, 2)],
-            r"shape \(64, 32, 2\), not \(64, 32, 1\)",
-        ),
-        ([low(0, 3), tensor("blk.1.ffn_up_exps.low.0.weight", 64, 32, 3)], [], "belongs to no tier"),
-        ([low(0, 3), tensor("blk.0.ffn_up_exps.mid.0.weight", 64, 32, 3)], [], "belongs to no tier"),
-        ([low(0, 3)], [scalar_entry(experts(0).key, GGUFValueType.UINT32, 3)], "is damaged"),
-    ],
-)
-def test_groups_have_to_partition_the_experts(
-    tensors: list[TensorInfo], entries: list[KeyValue], message: str
-) -> None:
-    with pytest.raises(HobbitError, match=message):
-        check(tensors, *entries)
 
 
 def source_tensors() -> list[TensorInfo]:
