@@ -91,7 +91,7 @@ def suggestion(folder: Path, name: str = "") -> str:
     if not folder.is_dir():
         return f", nor does the folder {folder}"
     try:
-        files = (path.name for path in folder.iterdir() if path.suffix == ".gguf")
+        files = (path.name for path in folder.iterdir() if path.suffix == ".gguf" and path.exists())
         names = sorted(file for file in files if not file.endswith(COMPANIONS) and is_model_name(file))
     except OSError:
         return ""

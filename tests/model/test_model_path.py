@@ -56,6 +56,7 @@ def test_what_is_in_the_folder_is_suggested(tmp_path: Path) -> None:
     assert near.endswith(f"does not exist; did you mean {tmp_path}/Mixtral-Q4_K_M.gguf?")
     assert f"did you mean {tmp_path}/Qwen3-Q8_0.gguf?" in _error(tmp_path / "Qwen3-Q8_0")
     known = "holds Mixtral-Q4_K_M.gguf, Qwen3-Q8_0.gguf"
+    (tmp_path / "olmoe.gguf").symlink_to("gone.gguf")  # not its own alternative
     assert _error(tmp_path / "olmoe.gguf").endswith(known)
     assert _error(tmp_path).endswith(f"is a folder; give a GGUF file; {tmp_path} {known}")
     assert "is not a GGUF file" in _error(Path(__file__))
