@@ -41,11 +41,6 @@ _BUILT = re.findall(r"^    (\w+)$", _LIST.read_text("utf-8"), re.MULTILINE)
 collect_ignore = [str(path) for path in (TESTS / "mechanisms").iterdir() if path.name not in _BUILT]
 
 
-def without_waiting(stderr: str) -> str:
-    """Without the line of a program that waited while another test's took its memory."""
-    return re.sub(r"(?m)^pyhobbit waits for another program .*\n", "", stderr)
-
-
 RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -56,11 +51,9 @@ def run_pyhobbit(tmp_path_factory: pytest.TempPathFactory) -> RunPyhobbit:
 
     def run(*args: object, stdin: str = "", timeout: float = 900) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "pyhobbit", *map(str, args)]
-        done = subprocess.run(
+        return subprocess.run(
             command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=timeout
         )
-        done.stderr = without_waiting(done.stderr)
-        return done
 
     return run
 

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conftest import without_waiting
-
 from pyhobbit import Hobbit
 
 PROMPT = "def read_file(path):\n"
@@ -37,5 +35,5 @@ def run_script(body: str, *arguments: object, **environment: str) -> str:
         timeout=900,
         env={**os.environ, **environment},
     )
-    assert (done.returncode, without_waiting(done.stderr)) == (0, ""), done.stderr
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout

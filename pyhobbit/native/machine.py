@@ -29,10 +29,11 @@ available_memory: Callable[[], int] = lib.hobbit_available_memory
 def memory_turn(keep_going: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Programs that plan with what is free, and take it, do so one after the other: see hobbit_take_turn.
 
-    After a minute this one goes on beside the other. Raises KeyboardInterrupt if keep_going() is False
-    meanwhile.
+    After a minute this one goes on beside the other. A terminal is told why it waits. Raises
+    KeyboardInterrupt if keep_going() is False meanwhile.
     """
-    start, told, waited_s = time.monotonic(), False, 0.0
+    start, waited_s = time.monotonic(), 0.0
+    told = sys.stderr is None or not sys.stderr.isatty()
     while not (turn := lib.hobbit_take_turn(waited_s >= _PATIENCE_S)):
         if not keep_going():
             raise KeyboardInterrupt

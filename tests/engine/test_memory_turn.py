@@ -2,6 +2,7 @@
 """Programs that take what is free open their models one after the other."""
 
 import fcntl
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -66,16 +67,18 @@ def test_one_without_a_bound_waits_for_the_other(other: IO[str], monkeypatch: py
 
 
 @pytest.mark.usefixtures("other")
+@pytest.mark.parametrize("is_terminal", [True, False])
 def test_it_goes_on_when_the_other_does_not_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
     now = [0.0]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(machine.time, "sleep", lambda _s: now.append(now.pop() + 10))
     with turn(CacheConfig()):
         assert can_take()  # nor does the engine wait again
     assert now == [60]
-    assert capsys.readouterr().err.count("waits for another program") == 1
+    assert capsys.readouterr().err.count("waits for another program") == is_terminal
 
 
 @pytest.mark.usefixtures("other")
