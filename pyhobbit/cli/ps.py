@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(each) for each in found], indent=2))
     elif found:
-        rows = [("PID", "COMMAND", "MEMORY", "MODEL")]
-        rows += [(str(each.pid), each.command, format_size(each.memory), each.model) for each in found]
-        for pid, command, memory, model in rows:
-            print(f"{pid:>7}  {command:9}  {memory:>9}  {model}")
+        rows: list[tuple[str | int, ...]] = [("PID", "COMMAND", "MEMORY", "ADDRESS", "MODEL")]
+        rows += [(of.pid, of.command, format_size(of.memory), of.address, of.model) for of in found]
+        for pid, command, memory, address, model in rows:
+            print(f"{pid:>7}  {command:9}  {memory:>9}  {address:<15}  {model}")
     else:
         print("no command of pyhobbit is running")
     return 0
@@ -94,6 +94,7 @@ def _command(words: list[str]) -> tuple[str | None, list[str]]:
 
 def _model(arguments: list[str]) -> str:
     named = [after for before, after in pairwise(arguments) if before in ("-m", "-hf")]
+    named += ["several models"] if {"--models-dir", "--models-preset"}.intersection(arguments) else []
     files = [each for each in arguments if each.endswith(".gguf")]
     first = [each for each in arguments[:1] if not each.startswith("-")]
     return next(iter([*named, *files, *first]), "")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Shows a running server: token/s, where the time goes, hits, disk and memory.
+"""Shows a running server: token/s, where the time goes, hits, precision and disk.
 
 It asks pyhobbit serve for its counters, once per interval; Ctrl-C ends it.
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import shutil
@@ -24,6 +25,7 @@ from pyhobbit.settings.config import format_size
 
 _URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 5
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows our servers
 _BARS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 60  # intervals
 _SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
@@ -47,13 +49,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--interval is {args.interval:g}; give seconds from 0.1 to 3600")
     url = (args.url or _own_address()).rstrip("/").removesuffix("/v1")
     url = ("" if "://" in url else "http://127.0.0.1:" if url.isdecimal() else "http://") + url
-    before = _ask(url, args.model, args.api_key)
+    model = args.model or _loaded_model(url, args.api_key)
+    before = _ask(url, model, args.api_key)
     rates: deque[float] = deque(maxlen=_HISTORY)
     while True:
         time.sleep(args.interval)
-        now = _ask(url, args.model, args.api_key)
+        now = _ask(url, model, args.api_key)
         rates.append(tokens(before, now) / (now["at"] - before["at"]))
-        text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates, _memory(url))])
+        text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates)])
         if args.once or not sys.stdout.isatty():
             print(text, flush=True)
         else:
@@ -74,15 +77,25 @@ def _own_address() -> str:
     return next(iter(addresses), _URL)
 
 
+def _loaded_model(url: str, key: str | None) -> str | None:
+    """The only one that a server of several has loaded; None where there is none, or no such server."""
+    loaded = []
+    with contextlib.suppress(OSError, ValueError, KeyError, http.client.HTTPException):  # _ask() tells
+        models = _get(f"{url}/v1/models", key)["data"]
+        loaded = [each["id"] for each in models if each.get("status", {}).get("value") == "loaded"]
+    return loaded[0] if len(loaded) == 1 else None
+
+
+def _get(url: str, key: str | None) -> Any:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with _DIRECT.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as answer:
+        return json.load(answer)
+
+
 def _ask(url: str, model: str | None, key: str | None) -> Sample:
     which = {"model": model, "autoload": "false"} if model else {}  # to look loads no model
-    request = urllib.request.Request(
-        f"{url}/hobbit?{urllib.parse.urlencode(which)}",
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-    )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            sample = json.load(answer)
+        sample = _get(f"{url}/hobbit?{urllib.parse.urlencode(which)}", key)
     except urllib.error.HTTPError as e:
         raise HobbitError(f"{url} gives no counters: {_reason(e, model)}") from e
     except (OSError, ValueError, http.client.HTTPException) as e:
@@ -105,15 +118,8 @@ def _reason(error: urllib.error.HTTPError, model: str | None) -> str:
     return f"it answers with status {error.code}"
 
 
-def _memory(url: str) -> int | None:
-    """Memory of the server; None if it is another machine's, or has several models."""
-    servers = [each for each in running() if each.command == "serve"]
-    is_own = len(servers) == 1 and url.replace("localhost", "127.0.0.1") == f"http://{servers[0].address}"
-    return servers[0].memory if is_own else None
-
-
-def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | None) -> Iterator[str]:
-    """The screen. rates: passes per second of the intervals so far.  memory: bytes of the process."""
+def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
+    """The screen. rates: passes per second of the intervals so far."""
     rate = rates[-1]
     peak = max(rates) or 1.0
     history = "".join(_BARS[round(rate / peak * (len(_BARS) - 1))] for rate in rates)
@@ -121,7 +127,8 @@ def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | Non
     waiting = min(1.0, _per_second(before, now, "stall_s"))
     experts = min(1.0 - waiting, max(0.0, _per_second(before, now, "compute_s") - waiting))
     other = max(0.0, 1 - experts - waiting)
-    yield f"time      experts {experts:.0%} · disk {waiting:.0%} · other layers, or idle {other:.0%}"
+    busy = f"experts {experts:.0%} · disk {waiting:.0%} · other {other:.0%}"
+    yield f"time      {busy if rate or now.get('reading') else 'idle'}"
     for tier in ("high", "low"):
         if now[f"pool_slots_{tier}"]:
             yield _pool_line(before, now, tier)
@@ -136,11 +143,6 @@ def lines(before: Sample, now: Sample, rates: Sequence[float], memory: int | Non
     read = _per_second(before, now, "bytes_read")
     per_token = f", {format_size(read / rate)} per token" if rate else ""
     yield f"disk      {format_size(read)}/s{per_token}"
-    n, used = (_change(before, now, name) for name in ("prefetched", "prefetched_used"))
-    state = "on" if now["prefetch_active"] else "off or paused"
-    yield f"prefetch  {state}" + (f", {used / n:.0%} of {n:.0f} experts used" if n else "")
-    if memory is not None:
-        yield f"memory    {format_size(memory)} in the process"
 
 
 def tokens(before: Sample, now: Sample) -> float:

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import RunPyhobbit
 from servers import wait_until
 
-from pyhobbit.cli.ps import _address, _command, _model
+from pyhobbit.cli import ps
+from pyhobbit.cli.main import main
+from pyhobbit.cli.ps import Running, _address, _command, _model
 from pyhobbit.cli.server_flags import SERVER
 
 
@@ -38,6 +41,19 @@ def test_commands_are_known_by_their_arguments() -> None:
     assert _model(["--memory", "8G", "x.gguf"]) == "x.gguf"
     assert _model(["a/b:Q4_0", "-p", "x"]) == "a/b:Q4_0"
     assert _model(["--t1", "1"]) == ""
+    assert _model(["--models-preset", "/proc/self/fd/3"]) == "several models"
+
+
+def test_a_server_is_listed_with_its_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [Running(7, "serve", "several models", 3 << 20, "127.0.0.1:9"), Running(8, "chat", "m", 1 << 20)]
+    monkeypatch.setattr(ps, "running", lambda: found)
+    assert main(["ps"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "      7  serve        3.0 MiB  127.0.0.1:9      several models",
+        "      8  chat         1.0 MiB                   m",
+    ]
 
 
 def test_the_address_of_a_server_is_one_that_clients_reach(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ NOW = {
 
 
 def _screen(before: dict[str, Any], now: dict[str, Any], *rates: float) -> dict[str, str]:
-    return {line.split()[0]: line for line in lines(before, now, rates, 5 << 20)}
+    return {line.split()[0]: line for line in lines(before, now, rates)}
 
 
 def test_the_screen_has_the_rates_of_the_interval() -> None:
@@ -65,12 +65,10 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
         "layers    █ ▄·  hits of each layer, from 0 %",
         "75% high, 19% low, 6% skipped",
         "disk      10.0 MiB/s, 1.0 MiB per token",
-        "prefetch  on, 25% of 40 experts used",
-        "memory    5.0 MiB in the process",
     ):
         assert each in text
-    assert max(map(len, lines(BEFORE, NOW, [5.0, 10.0], None))) < 80
-    assert screen["time"] == "time      experts 50% · disk 25% · other layers, or idle 25%"
+    assert max(map(len, lines(BEFORE, NOW, [5.0, 10.0]))) < 80
+    assert screen["time"] == "time      experts 50% · disk 25% · other 25%"
     assert tokens(BEFORE, NOW) == 10
     prompt = {"slot": 1, "tokens": 512, "tokens_all": 4000, "tokens_pass": 256, "layers": 3, "layers_all": 24}
     reads = {**NOW, "reading": [{**prompt, "seconds_left": 12.3}]}
@@ -78,32 +76,38 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
         "prompt    512 of 4000 tokens in slot 1, layer 3 of 24 of the next 256, 12 s left"
     )
     busy = _screen(BEFORE, {**NOW, "compute_s": 9.0, "stall_s": 3.0}, 1.0)  # threads add up
-    assert busy["time"] == "time      experts 0% · disk 100% · other layers, or idle 0%"
+    assert busy["time"] == "time      experts 0% · disk 100% · other 0%"
     assert "low  " not in text
 
 
 def test_an_idle_server_or_one_that_began_anew_shows_nothing_strange() -> None:
     for before, now in ((BEFORE, {**BEFORE, "at": 11.0}), (NOW, {**BEFORE, "at": 13.0})):
-        text = "\n".join(lines(before, now, [0.0], None))
+        text = "\n".join(lines(before, now, [0.0]))
         assert "token/s       0.0" in text
         assert "no expert was used" in text
+        assert "time      idle\n" in text
         assert "nan" not in text
         assert "-" not in text.replace("llama-", "")
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A server whose counters grow with each question; /plain is one without a cache."""
+    """A server whose counters grow with each question; /plain is one without a cache, /many of several."""
     answers = iter([BEFORE, NOW])
+    models = [{"id": "a", "status": {"value": "unloaded"}}, {"id": "b", "status": {"value": "loaded"}}]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = self.headers["Authorization"] == "Bearer k"
-            self.send_response(200 if known else 401)
+            lacks_name = self.path == "/many/hobbit?"
+            self.send_response(400 if lacks_name else 200 if known else 401)
             self.end_headers()
-            if known:
+            if known and not lacks_name:
                 is_plain = self.path.startswith("/plain")
-                self.wfile.write(json.dumps({"cached": False} if is_plain else next(answers)).encode())
+                answer = {"data": models if "many" in self.path else [{"id": "m"}]}
+                if "models" not in self.path:
+                    answer = {"cached": False} if is_plain else next(answers)
+                self.wfile.write(json.dumps(answer).encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -122,6 +126,20 @@ def test_one_interval_can_be_printed(address: str, capsys: pytest.CaptureFixture
     assert text.startswith(f"pyhobbit serve at {address}\n")
     assert "93.8% hits" in text
     assert "\x1b" not in text
+
+
+def test_of_several_models_the_loaded_one_is_shown(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", f"{address}/many", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    assert "93.8% hits" in capsys.readouterr().out
+
+
+def test_the_server_is_asked_without_a_proxy(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert main(["top", address, "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    assert "93.8% hits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -147,10 +165,6 @@ def test_the_only_server_of_the_machine_is_found(
     monkeypatch.setattr(top, "running", lambda: found)
     assert main(["top", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
     assert capsys.readouterr().out.startswith(f"pyhobbit serve at {address}\n")
-    assert top._memory(address) is None  # two processes have it
-    del found[1]
-    assert top._memory(address) == 1
-    assert top._memory("http://far:8080") is None
     found.append(Running(4, "serve", "m", 1, "127.0.0.1:9"))
     assert main(["top"]) == 2
     assert f"give the address of one: {plain}, 127.0.0.1:9" in capsys.readouterr().err
