@@ -16,25 +16,17 @@ _ENDS: dict[Finish | None, str] = {
 
 
 def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[str]:
-    """Parts of the line. stats: of this answer alone (Stats.since); the memory is the process's peak.
-
-    n_context: tokens in the context.
-    """
+    """Parts of the line. stats: of this answer alone (Stats.since).  n_context: tokens in the context."""
     parts = [counted_tokens(stats.generated_tokens) + _ENDS.get(finish, "")]
     if finish == "interrupted" and not stats.generated_tokens:
         parts = ["stopped while reading the prompt: /retry goes on, /undo forgets the question"]
     if (rate := stats.decode_tokens_per_second) is not None:
         parts.append(f"{rate:.1f} token/s")
-    if (first_s := stats.time_to_first_token_s) is not None:
-        parts.append(f"first token after {first_s:.2f} s")
     if stats.drafted_tokens:
         parts.append(f"{stats.accepted_tokens} of {stats.drafted_tokens} drafts right")
     if stats.info.cached:
         parts += _cache_figures(stats)
-    memory = format_size(stats.peak_rss_bytes)
-    bound = "" if stats.info.memory is None else f" of {format_size(stats.info.memory)}"
-    context = f"context {n_context} of {stats.info.n_ctx}"
-    return [*parts, context, f"memory {memory}{bound}"]
+    return [*parts, f"context {n_context} of {stats.info.n_ctx}"]
 
 
 def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
@@ -42,11 +34,16 @@ def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
     parts = [Path(info.model).name, info.description, f"context {info.context_text(chose_context)}"]
     thresholds = "full precision" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
     if info.cached:
-        parts += [
-            f"experts in memory: {', '.join(info.pool_texts())}",
-            f"price {info.price:g}" if info.price > 0 else thresholds,
-        ]
+        parts += [_room(info), f"price {info.price:g}" if info.price > 0 else thresholds]
     return parts
+
+
+def _room(info: ModelInfo) -> str:
+    if len(info.pools) > 1:
+        return f"experts in memory: {', '.join(info.pool_texts())}"
+    (pool,) = info.pools
+    share = "all" if pool.n_slots >= pool.n_experts else f"{100 * pool.n_slots / pool.n_experts:.0f} % of the"
+    return f"{share} experts fit in memory ({format_size(pool.n_bytes)})"
 
 
 def _cache_figures(stats: Stats) -> list[str]:
@@ -58,14 +55,8 @@ def _cache_figures(stats: Stats) -> list[str]:
         parts.append(f"experts {high} high, {low} low, {skipped} skipped")
     tokens = (each.name for each in COUNTERS if each.name.startswith("tokens_"))  # some mechanisms count them
     parts += [f"{n} {name.replace('_', ' ')}" for name in tokens if (n := getattr(cache, name))]
-    if stats.info.pool_bytes_low:
-        parts.append(f"hits high/low {_percent(stats.hit_rate_high, stats.hit_rate_low)}")
-    else:
-        parts.append(f"hits {_percent(stats.hit_rate_high)}")
-    if (read := stats.bytes_read_per_token) is not None:
-        parts.append(f"disk {format_size(read)}/token")
+    hits = cache.hits_high + cache.hits_low
+    uses, read = hits + cache.misses_high + cache.misses_low, stats.bytes_read_per_token
+    if uses and read is not None:
+        parts.append(f"{100 * hits / uses:.0f} % from memory, {format_size(read)}/token from disk")
     return parts
-
-
-def _percent(*shares: float | None) -> str:
-    return "/".join("-" if share is None else f"{100 * share:.0f}" for share in shares) + " %"

@@ -179,10 +179,13 @@ def _pool_rows(plan: "MemoryPlan") -> Iterator[Row]:
 
 
 def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
-    trained = "" if plan is None else f"; the model was trained for {plan.info.n_ctx_train}"
+    context = f"{engine.contexts[0]} to {engine.contexts[-1]}, by memory"
+    if plan is not None:
+        of_model = f"the model was trained for {plan.info.n_ctx_train}"
+        context = of_model if plan.info.n_ctx_train <= engine.contexts[0] else f"{context}; {of_model}"
     planned = (None,) * 3 if plan is None else (plan.info.n_ctx, plan.n_batch, plan.info.n_threads)
     given = {
-        "ctx": (engine.n_ctx, f"{engine.contexts[0]} to {engine.contexts[-1]}, by memory{trained}"),
+        "ctx": (engine.n_ctx, context),
         "batch": (engine.n_batch, f"{engine.batches[0]} to {engine.batches[-1]}, by memory"),
         "threads": (engine.n_threads, "one per processor core"),
     }

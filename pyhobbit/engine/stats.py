@@ -225,9 +225,6 @@ class Stats:
         read, per_token = format_size(cache.bytes_read), self.bytes_read_per_token
         each = "" if per_token is None else f" ({format_size(per_token)} per token)"
         parts.append(f"{read} read{each}, {cache.stall_s:.2f} s waiting for the disk")
-        if cache.prefetched:
-            used = f"{cache.prefetched_used} of {cache.prefetched} prefetched experts were used"
-            parts.append(f"prefetch {'on' if cache.prefetch_active else 'paused'} ({used})")
         return f"experts {'on the GPU' if info.on_device else 'in memory'}: {'; '.join(parts)}"
 
 

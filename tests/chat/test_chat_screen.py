@@ -74,7 +74,7 @@ def test_the_screen_of_a_session(screen: _Screen) -> None:
     assert len(answer) > 12
     assert "…" not in answer
     figures = " ".join(lines[status:-2])
-    for name in ("token/s", "first token after", "experts", "hits high/low", "/token", "memory"):
+    for name in ("token/s", "experts", "from memory", "/token from disk", "context"):
         assert name in figures
     assert all(not line.endswith("·") for line in lines)
     assert lines[-2] == ""

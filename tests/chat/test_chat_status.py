@@ -37,8 +37,8 @@ def test_the_figures_of_an_answer_are_its_own() -> None:
         misses_high=1,
         bytes_read=20 << 20,
     ) == (
-        "16 tokens | 5.0 token/s | first token after 0.50 s | experts 60 % high, 30 % low, 10 % skipped | "
-        "hits high/low 75/- % | disk 1.0 MiB/token | context 20 of 512 | memory 3.0 GiB of 8.0 GiB"
+        "16 tokens | 5.0 token/s | experts 60 % high, 30 % low, 10 % skipped | "
+        "75 % from memory, 1.0 MiB/token from disk | context 20 of 512"
     )
 
 
@@ -55,7 +55,6 @@ def test_figures_that_were_not_measured_are_left_out() -> None:
     figures = [
         "stopped while reading the prompt: /retry goes on, /undo forgets the question",
         "context 20 of 512",
-        "memory 1.0 MiB",
     ]
     assert answer_figures(nothing, "interrupted", 20) == figures
     one = replace(nothing, generated_tokens=1)
@@ -66,6 +65,16 @@ def test_full_precision_needs_no_figures() -> None:
     assert "high" not in _figures(selections_high=6)
     assert "full precision" in model_figures(replace(MODEL, t1=1, t2=1), False)
     assert "t1 0.5, t2 0.9" in model_figures(replace(MODEL, t1=0.5, t2=0.9), False)
+
+
+def test_the_share_of_the_experts_that_fits_is_told() -> None:
+    model = replace(MODEL, n_layers=4, n_experts=8, pool_slots_high=7, pool_bytes_high=3 << 20)
+    assert model_figures(model, False)[3] == "22 % of the experts fit in memory (3.0 MiB)"
+    assert model_figures(replace(model, pool_slots_high=32), False)[3] == (
+        "all experts fit in memory (3.0 MiB)"
+    )
+    both = replace(model, pool_slots_low=32, pool_bytes_low=1 << 20)
+    assert model_figures(both, False)[3] == "experts in memory: high 7 of 32 (3.0 MiB), low all 32 (1.0 MiB)"
 
 
 def test_a_context_that_was_chosen_is_told() -> None:

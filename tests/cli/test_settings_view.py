@@ -211,6 +211,7 @@ def test_the_table(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^  pools +6.0 MiB +flag$", text, re.MULTILINE)
     assert re.search(r"^  high_pool +\d.\d MiB +computed \(room for 16 of 48 experts\)$", text, re.MULTILINE)
     assert re.search(r"^  prefetch +2 +default$", text, re.MULTILINE)
+    assert re.search(r"^  ctx +512 +computed \(the model was trained for 512\)$", text, re.MULTILINE)
 
 
 def test_errors_are_those_of_chat(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
