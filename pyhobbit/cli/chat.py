@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyhobbit.chat.screen import note
+from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import (
     add_answer_arguments,
     add_engine_arguments,
@@ -23,7 +24,7 @@ from pyhobbit.cli.options import (
 from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import options_path
-from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.files import read_text
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, ChatConfig
@@ -57,12 +58,10 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = _config(args)
-    check_model_arguments(args)
+    require_model(args)
     if sys.stdout is None:
         raise HobbitError("standard output is closed; open or redirect it")
     prompt = _prompt(args)
-    if prompt is None and args.beams is not None:
-        raise ConfigError("--beams answers one prompt; give it with -p or --file")
     if args.trace is not None and args.trace.is_file() and args.trace.stat().st_size > 0:
         raise ConfigError(f"--trace would replace {args.trace}; give another file, or remove that one")
     add_rpc_devices(args)

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
 from pyhobbit.model.tiers import default_low_types, routed_part
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = engine_config(args, args.ctx, without=("trace", "timeline"))
-    check_model_arguments(args)
+    require_model(args)
     if args.hf_repo is not None:
         repository, quant = parse_repository(args.hf_repo)
         if quant is None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyhobbit.cli import server_flags
 from pyhobbit.cli.habits import ignore
 from pyhobbit.cli.help import Parser
+from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import (
     add_batch_argument,
     add_model_options,
@@ -28,7 +29,7 @@ from pyhobbit.cli.options import (
 from pyhobbit.cli.server_flags import SERVER, known, value
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import EXACT, model_stem, options_path
-from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.programs import become
 from pyhobbit.quality.idle import calibrate_beside
@@ -158,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
         become([str(SERVER), *args.passed_on])
     without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
     if not without_model:
+        ask_for_model(args)
         check_model_arguments(args)
     _check_batch(args.batch, args.passed_on)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
@@ -327,13 +329,6 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
     if left <= 0:
         raise ConfigError(f"--cache-ram {prompts} leaves nothing of --memory for the model; lower it")
     return replace(cache, memory=left)
-
-
-def _check_batch(n_batch: int | None, passed_on: Sequence[str]) -> None:
-    EngineConfig(n_batch=n_batch)
-    for name in _BATCH_FLAGS:
-        if n_batch is not None and value(name, passed_on) is not None:
-            raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
 
 
 def _names_model(passed_on: Sequence[str]) -> bool:

@@ -51,11 +51,11 @@ def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
     return sorted(models, key=lambda model: model.name.lower())
 
 
-def models_in(folder: Path) -> list[LocalModel]:
-    """The GGUF models in a folder and those below it. Raises HobbitError."""
+def models_in(folder: Path, pattern: str = "**/*.gguf") -> list[LocalModel]:
+    """The GGUF models in a folder and those below it, as far as the pattern goes. Raises HobbitError."""
     if not folder.is_dir():
         raise HobbitError(f"{folder} is not a folder; give one that holds GGUF files")
-    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*.gguf") if path.is_file()}
+    paths = {str(path.relative_to(folder)): path for path in folder.glob(pattern) if path.is_file()}
     return [
         LocalModel(
             name=str(paths[first]),

@@ -40,8 +40,8 @@ def check_model_arguments(args: argparse.Namespace) -> None:
     """
     if args.model is None and args.hf_repo is None:
         raise ConfigError(
-            "give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face; "
-            f"pyhobbit list shows those that are here{suggestion(Path.cwd())}"
+            "give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face, such as "
+            f"Qwen/Qwen3-30B-A3B-GGUF; pyhobbit list shows those that are here{suggestion(Path.cwd())}"
         )
     if args.model is not None and args.hf_repo is not None:
         raise ConfigError(f"both MODEL ({args.model}) and --hf-repo ({args.hf_repo}) are given; give one")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 import importlib.metadata
+import io
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from pyhobbit.cli import chat, serve, verbs
 from pyhobbit.cli.help import COMMON
 from pyhobbit.cli.main import main, with_options
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model import downloaded
 
 VERBS = list(verbs._VERBS)
 
@@ -254,6 +256,40 @@ def test_an_option_that_does_nothing_here_is_ignored_with_a_line(
     assert seen == [["-ngl", "99"]]
     assert main(["list", "-ngl", "99"]) == 2
     assert "list has no option -ngl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "status"), [("2", 0), ("0", 2), ("3", 2), ("", 2), ("a.gguf", 2)])
+def test_a_terminal_is_asked_which_of_the_models_here_is_meant(
+    typed: str,
+    status: int,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "below").mkdir()
+    for name in ("a.gguf", "b.gguf", "below/c.gguf"):
+        (tmp_path / name).symlink_to(tiny_gguf)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(downloaded, "downloaded_models", list)
+    monkeypatch.setattr(downloaded, "models_of_programs", list)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{typed}\n"))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    opened = []
+    monkeypatch.setattr(chat, "chat", lambda model, *_: opened.append(model) or 0)
+    assert main(["run", "-p", "x"]) == status
+    assert opened == [Path("b.gguf")] * (status == 0)
+    asked = capsys.readouterr().err
+    assert re.search(r"^ +MODEL .*\n  1  a.gguf .*\n  2  b.gguf .*\nWhich number\? ", asked)
+    assert ("none of the numbers" in asked) == (status == 2)
+
+
+def test_nobody_is_asked_without_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1\n"))
+    assert main(["run", "-p", "x"]) == 2
+    assert sys.stdin.read() == "1\n"
 
 
 @pytest.mark.parametrize("name", ["run", "show"])
