@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(with_options(str(e)))
         return 2 if isinstance(e, ConfigError) else 1
     except KeyboardInterrupt:
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write("\n")  # the terminal has shown ^C, and the shell's prompt would stand behind it
         return INTERRUPTED
     except MemoryError:
         complain("there is not enough memory; free some, or use a smaller --memory or --ctx")

@@ -370,6 +370,15 @@ def test_each_kind_of_error_has_its_status(
     assert len(captured.err.splitlines()) == (status != 130)
 
 
+def test_ctrl_c_on_a_terminal_ends_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _fail_with(KeyboardInterrupt(), monkeypatch)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["chat", "m.gguf", "-p", "x"]) == 130
+    assert capsys.readouterr().err == "\n"  # behind the terminal's ^C
+
+
 def _fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: object) -> int:
         raise error
