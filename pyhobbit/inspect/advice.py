@@ -76,7 +76,7 @@ def gpu_text(devices: Collection[str] | None) -> str:
     if not found:
         if backends := " and ".join(gpu_backends()):
             return f"none that {backends} can use; check the driver"
-        return "none; this build is for the CPU alone, and docs/gpu.md has the others"
+        return "none: this build is for the CPU; make install GPU=vulkan or the wheel finds one"
     own = [each for each in found if devices and each.name in devices]
     names = ", ".join(f"{each.name} ({each.description})" for each in own or found)
     if devices is None:

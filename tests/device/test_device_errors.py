@@ -14,7 +14,7 @@ def test_a_device_that_is_not_there_is_an_error_that_names_those_there_are(
 ) -> None:
     done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device", "CUDA7")
     assert done.returncode == 1
-    said = "there is no device 'CUDA7', and no other GPU: docs/gpu.md says how to build for one"
+    said = "there is no device 'CUDA7', and no other GPU: a driver and make install GPU=vulkan find one"
     assert said in done.stderr or "there is no device 'CUDA7': choose one of CPU, " in done.stderr
 
 

@@ -12,7 +12,7 @@ TWO = (Gpu("CUDA0", "NVIDIA A"), Gpu("CUDA1", "NVIDIA B"))
 @pytest.mark.parametrize(
     ("found", "backends", "devices", "text"),
     [
-        ((), (), ["CPU"], "none; this build is for the CPU alone, and docs/gpu.md has the others"),
+        ((), (), ["CPU"], "none: this build is for the CPU; make install GPU=vulkan or the wheel finds one"),
         ((), ("CUDA",), None, "none that CUDA can use; check the driver"),
         ((), ("CUDA", "Vulkan"), None, "none that CUDA and Vulkan can use; check the driver"),
         (TWO, ("CUDA",), ["CUDA1"], "CUDA1 (NVIDIA B), with the experts"),

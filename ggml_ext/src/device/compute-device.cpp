@@ -46,7 +46,7 @@ static status find_device(const std::string & name, ggml_backend_dev_t & device)
         all += (all.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
     }
     if (all == "CPU") {
-        return status::error("there is no device '%s', and no other GPU: docs/gpu.md says how to build for one",
+        return status::error("there is no device '%s', and no other GPU: a driver and make install GPU=vulkan find one",
                              name.c_str());
     }
     return status::error("there is no device '%s': choose one of %s", name.c_str(), all.c_str());

@@ -108,7 +108,8 @@ TEST_CASE("a setting without a key or without its text is refused") {
 TEST_CASE("a device that is not there is refused, with what to do") {
     const files       f;
     const std::string message = refused(f.tiers_path, { text("hobbit.device", "CUDA7") });
-    const std::string no_gpu  = "there is no device 'CUDA7', and no other GPU: docs/gpu.md says how to build for one";
+    const std::string no_gpu  = "there is no device 'CUDA7', and no other GPU: a driver and make install GPU=vulkan "
+                                "find one";
     const std::string others  = "there is no device 'CUDA7': choose one of CPU"; // on a machine with a GPU
     CHECK((message == no_gpu || message.find(others) == 0));
     CHECK(opened(f.tiers_path, { text("hobbit.device", "cpu") }));
