@@ -355,7 +355,9 @@ static server_http_res_ptr show(const server_http_req & req, const server_ollama
         }
         return answer(out);
     }
-    throw std::invalid_argument("model '" + name + "' not found");
+    auto res    = answer({ { "error", "model '" + name + "' not found" } });
+    res->status = 404;
+    return res;
 }
 
 static handler api(const handler & own) {

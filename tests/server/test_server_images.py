@@ -56,6 +56,13 @@ def _answers(server: Server) -> list[tuple[str, int]]:
     return answers
 
 
+def test_a_model_without_a_projector_says_so(files: tuple[Path, Path], tmp_path: Path) -> None:
+    with serving(files[0], tmp_path / "log", "--pools", POOLS) as server:
+        answer = server.request("/v1/chat/completions", {"messages": _messages(0), "max_tokens": 4})
+    assert answer.status == 400, answer.text
+    assert "image input is not supported" in answer.json["error"]["message"]
+
+
 def test_a_model_sees_what_it_sees_with_stock(files: tuple[Path, Path], tmp_path: Path) -> None:
     model, projector = files
     log = tmp_path / "log"

@@ -56,8 +56,9 @@ def test_a_model_is_described(client: ollama.Client) -> None:
     assert "completion" in shown.capabilities
     assert shown.modelinfo
     assert shown.modelinfo["hobbit.context_length"] == 512
-    with pytest.raises(ollama.ResponseError, match="model 'other' not found"):
+    with pytest.raises(ollama.ResponseError, match=r"^model 'other' not found") as error:
         client.show("other")
+    assert error.value.status_code == 404
 
 
 def test_a_chat_streams_the_text_that_it_gives_whole(client: ollama.Client) -> None:
@@ -127,6 +128,10 @@ def test_tool_calls_go_there_and_back(client: ollama.Client) -> None:
     [
         ({"messages": [{"role": "user", "content": "x"}], "keep_alive": "soon"}, "keep_alive must be"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "context"),
+        (
+            {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]},
+            "image input is not supported",
+        ),
         ({"messages": 3}, ""),
         (b"{", ""),
     ],
