@@ -146,12 +146,12 @@ def test_the_engine_uses_the_calibration_unless_told_otherwise(
         assert (info.t1, info.t2, info.price) == (1, 1, found["quality"]["price"])
         engine.set(price=0)
         assert engine.info().price == 0
-        with pytest.raises(HobbitError, match=r"the rule here is price: give hobbit\.price in their place"):
+        with pytest.raises(HobbitError, match="runs by a price: restart with --rule gate to use t1"):
             engine.set(t1=0.5, t2=0.9)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, rule="gate"))) as engine:
         info, gate = engine.info(), found["by_rule"]["gate"]
         assert (info.t1, info.t2, info.price) == (gate["t1"], gate["t2"], 0)
-        with pytest.raises(HobbitError, match=r"the rule here is gate: give hobbit\.t1"):
+        with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --rule price"):
             engine.set(price=0.5)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, t1=1.0, t2=1.0))) as engine:
         info = engine.info()

@@ -212,7 +212,7 @@ def test_a_restored_slot_has_the_servers_thresholds(tiny_gguf: Path, tmp_path: P
             "hobbit.quality chooses the rule and its numbers, and hobbit.t1 is given",
         ),
         ({"price": -0.1}, "hobbit.price is -0.1: it must lie between 0 and"),
-        ({"price": 0.5}, "the rule here is gate: give hobbit.t1 and hobbit.t2 in its place"),
+        ({"price": 0.5}, "runs by t1 and t2: restart with --rule price to use a price"),
         (0.5, "must be an object"),
     ],
 )
@@ -229,7 +229,7 @@ def test_thresholds_need_a_low_pool(tiny_gguf: Path, tmp_path: Path) -> None:
         body = {"prompt": PROMPT, "max_tokens": 4, "stream": True, "hobbit": {"t1": 0.5}}
         answer = server.request("/v1/completions", body)
         assert answer.status == 400
-        assert "opened without a pool" in answer.error
+        assert "no memory was set aside for the low tier: restart with --t1" in answer.error
         assert server.complete(hobbit={"t1": 1}) == server.complete()
 
 
@@ -261,7 +261,7 @@ def test_a_request_brings_its_own_price(tmp_path: Path) -> None:
         body = {"prompt": PROMPT, "max_tokens": 4, "hobbit": {"t1": 0.5}}
         answer = server.request("/v1/completions", body)
         assert answer.status == 400
-        assert "the rule here is price: give hobbit.price in their place" in answer.error
+        assert "runs by a price: restart with --rule gate to use t1 and t2" in answer.error
 
 
 def test_a_request_brings_its_own_confidence(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -299,10 +299,10 @@ status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_change
     const bool             asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
     const auto             has_low      = [](const auto & engine) { return engine->cache().n_slots(tier_id::low) > 0; };
     if (prepared_ && asks_for_low && index_.n_tiers() > 1 && std::none_of(engines_.begin(), engines_.end(), has_low)) {
-        const std::string asked = t.price > 0.0 ? format("price = %g", t.price) : format("t1 = %g", t.t1);
-        return status::error("%s asks for low-precision experts, and the model was opened without a pool for "
-                             "them: open it with %s",
-                             asked.c_str(), t.price > 0.0 ? "a price above 0" : "t1 below 1");
+        const std::string asked = !changed.text(QUALITY).empty() ? "--quality " + changed.text(QUALITY)
+                                  : t.price > 0.0                ? format("--price %g", t.price)
+                                                                 : format("--t1 %g --t2 %g", t.t1, t.t2);
+        return status::error("no memory was set aside for the low tier: restart with %s", asked.c_str());
     }
     const auto sets_confidence = [](const hobbit_setting & each) {
         return each.key == std::string("hobbit.confidence");

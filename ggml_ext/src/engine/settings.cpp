@@ -342,6 +342,11 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
     } else if (changes_t2 && !changes_t1 && t1 > t2) {
         HOBBIT_TRY(values_.set("hobbit.t1", t2, HOBBIT_SOURCE_COMPUTED, "as t2 is given"));
     }
+    const bool is_priced = takes_price(rule());
+    if (is_priced ? thresholds().t1 < 1.0 : thresholds().price > 0.0) {
+        return status::error(is_priced ? "this model runs by a price: restart with --rule gate to use t1 and t2"
+                                       : "this model runs by t1 and t2: restart with --rule price to use a price");
+    }
     return check();
 }
 
