@@ -4,6 +4,8 @@
 #include "hobbit.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -126,6 +128,12 @@ uint64_t available_memory() {
 
 uint64_t memory_limit() {
     return std::min(machine_memory("MemTotal:"), least_of_cgroups(&cgroup::limit));
+}
+
+bool has_display() {
+    std::error_code none;
+    const bool      has_server = !std::filesystem::is_empty(system_root() + "/tmp/.X11-unix", none) && !none;
+    return has_server || std::getenv("DISPLAY") || std::getenv("WAYLAND_DISPLAY");
 }
 
 char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {

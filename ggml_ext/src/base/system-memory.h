@@ -25,6 +25,9 @@ uint64_t available_memory();
 // Bytes that this process could take at most: the machine's memory, or less by the limit of a memory cgroup.
 uint64_t memory_limit();
 
+// Returns true where people run programs on a display: the environment names one, or an X server has a socket.
+bool has_display();
+
 constexpr size_t HUGE_PAGE = 2u << 20; // with pages of 4 KiB; larger pages need no larger ones
 
 // The first byte of the page that holds this one. A page may have 4, 16 or 64 KiB.

@@ -25,7 +25,8 @@ other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
              available_memory(),
              {},
              memory_limit(),
-             snapshot_ };
+             snapshot_,
+             has_display() };
 }
 
 static std::vector<layer_id> all_layers(const expert_index & index) {

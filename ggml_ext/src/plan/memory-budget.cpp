@@ -96,10 +96,16 @@ static status device_pool_bytes(const budget & b, const pool_demand & d, const o
                                device.name, format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
 }
 
+// Memory left to other programs: a tenth of what is free, and beside a display at least 2 GiB, or half of it.
+static uint64_t left_to_others(const other_memory & other) {
+    const uint64_t on_display = other.has_display ? std::min(2048 * MiB, other.available / 2) : 0;
+    return std::max({ 256 * MiB, other.available / 10, on_display });
+}
+
 // Bytes of host memory for experts and snapshots, after everything else.
 static uint64_t host_room(const budget & b, const other_memory & other) {
     uint64_t room  = other.available;
-    uint64_t taken = other.scratch + std::max(256 * MiB, other.available / 10);
+    uint64_t taken = other.scratch + left_to_others(other);
     if (b.memory > 0) {
         room  = b.memory - b.memory / 100;
         taken = beside_pools(other);

@@ -52,8 +52,9 @@ struct other_memory {
 
     device_memory device = {};
 
-    uint64_t limit    = UINT64_MAX; // the most that the process may hold
-    uint64_t snapshot = 0;          // bytes of one snapshot; 0: there are none
+    uint64_t limit       = UINT64_MAX; // the most that the process may hold
+    uint64_t snapshot    = 0;          // bytes of one snapshot; 0: there are none
+    bool     has_display = false;      // other programs of a person grow on this machine
 };
 
 struct pool_plan {

@@ -107,3 +107,18 @@ TEST_CASE("version 1 has the memory of all descendants in a hierarchy of its own
     machine.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "9223372036854771712\n");
     CHECK(available_memory() == 1000 * MiB);
 }
+
+TEST_CASE("a display is known by the environment, or by the socket of an X server") {
+    for (const char * variable : { "DISPLAY", "WAYLAND_DISPLAY" }) {
+        unsetenv(variable);
+    }
+    const fake_machine machine(1000 * MiB);
+    CHECK_FALSE(has_display());
+    for (const char * variable : { "DISPLAY", "WAYLAND_DISPLAY" }) {
+        setenv(variable, ":0", 1);
+        CHECK(has_display());
+        unsetenv(variable);
+    }
+    machine.write("tmp/.X11-unix/X0", "");
+    CHECK(has_display());
+}

@@ -221,6 +221,13 @@ TEST_CASE("without a budget the pools get what is free, less what is still to co
     d.n_experts              = 5000;
     CHECK(planned({}, d, other).n_slots[tier_id::high] == (5000 - 100 - 10 - 500) / 4);
 
+    other_memory beside_display = other; // 2 GiB, or half of what is available
+    beside_display.has_display  = true;
+    CHECK(planned({}, d, beside_display).n_slots[tier_id::high] == (5000 - 100 - 10 - 2048) / 4);
+    beside_display.available = 3000 * MiB;
+    CHECK(planned({}, d, beside_display).n_slots[tier_id::high] == (3000 - 100 - 10 - 1500) / 4);
+    beside_display.available = 22000 * MiB;
+    CHECK(planned({}, d, beside_display).n_slots[tier_id::high] == (22000 - 100 - 10 - 2200) / 4);
     // little available: the reserve is 256 MiB
     const other_memory little = { 200 * MiB, 700 * MiB, 10 * MiB, 900 * MiB, 500 * MiB };
     CHECK(planned({}, d, little).n_slots[tier_id::high] == (500 - 10 - 256) / 4);
