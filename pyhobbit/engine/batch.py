@@ -8,7 +8,7 @@ prompt, so fewer passes read less. But both take memory from the experts.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 from pyhobbit._tables import PoolPlan
@@ -20,6 +20,7 @@ from pyhobbit.native.machine import available_memory
 from pyhobbit.settings.config import EngineConfig
 
 _MOST_OF_POOLS = 0.1  # that a larger context may take, and a larger pass
+_LEAST_CONTEXT = 256
 _MOST_OF_FREE = 0.5  # that a larger context may take of what a model without a cache leaves
 
 
@@ -68,6 +69,16 @@ def best_context(session: Session, set_context: SetContext, beside: Beside, conf
             if is_good(_memory(session, set_context, n_ctx, own.n_ubatch)):
                 return n_ctx
     return own.n_ctx
+
+
+def smaller_context(session: Session, set_context: SetContext, beside: Beside) -> int | None:
+    """The largest half, quarter and so on of the session's context that leaves the pools room, or None."""
+    own = session.context
+    for n_ctx in takewhile(lambda n: n >= _LEAST_CONTEXT, (own.n_ctx >> i for i in count(1))):
+        n_batch = min(own.n_ubatch, n_ctx)
+        if _planned(session, n_batch, _memory(session, set_context, n_ctx, n_batch), beside):
+            return n_ctx
+    return None
 
 
 def _judge(session: Session, beside: Beside, config: EngineConfig) -> Callable[[HostMemory], bool]:

@@ -8,11 +8,12 @@ then divides what is left between its pools. Both say what does not fit before a
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyhobbit._tables import DeviceInfo
-from pyhobbit.engine.batch import best_batch, best_context
+from pyhobbit.engine.batch import best_batch, best_context, smaller_context
 from pyhobbit.engine.llama import KeepGoing, Model, SetContext, SetModel, opening
 from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.engine.session import Session, one_sequence
@@ -250,7 +251,10 @@ def lay_out(
                 f"{plan.info.model} does not fit into memory: {_needs(plan)}, and "
                 f"{format_size(plan.available)} are free; free some memory, or use a smaller context"
             )
-        return _with_pools(plan, session, beside(memory), config.cache) if plan.info.cached else plan
+        if not plan.info.cached:
+            return plan
+        smaller = partial(smaller_context, session, fill, beside)
+        return _with_pools(plan, session, beside(memory), config.cache, smaller)
 
 
 def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
@@ -297,7 +301,9 @@ def _bounded(set_context: SetContext, n_ctx: int | None = None) -> SetContext:
     return fill
 
 
-def _with_pools(plan: MemoryPlan, session: Session, beside: int, cache: CacheConfig) -> MemoryPlan:
+def _with_pools(
+    plan: MemoryPlan, session: Session, beside: int, cache: CacheConfig, smaller: Callable[[], int | None]
+) -> MemoryPlan:
     try:
         session.cache.prepare(beside, plan.n_batch)
     except HobbitError as e:
@@ -307,8 +313,10 @@ def _with_pools(plan: MemoryPlan, session: Session, beside: int, cache: CacheCon
         others = [f"{format_size(prefetch)} to prefetch"] if prefetch > 0 else []
         others.append(f"{format_size(plan.process)} for Python and libraries")
         needs = ", ".join([_needs(plan), *others])
+        n_ctx = smaller()
         raise HobbitError(
             f"{e} ({plan.info.model} takes {needs}; the rest is for work buffers and the smallest pools)"
+            f"{f'; --ctx {n_ctx} would do' if n_ctx else ''}"
         ) from e
     plan = replace(plan, info=replace(plan.info, **session.cache.info()))
     if not plan.info.on_device:

@@ -11,6 +11,7 @@ from models import stock_dir
 from pyhobbit.engine import batch
 from pyhobbit.engine.engine import Engine
 from pyhobbit.engine.plan import lay_out
+from pyhobbit.errors import HobbitError
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _TRAINED = 20000
@@ -73,6 +74,18 @@ def test_without_a_cache_half_of_the_free_memory_stays_free(
     free = large.weights + large.context + large.compute
     monkeypatch.setattr(batch, "available_memory", lambda: free)
     assert lay_out(model, _config()).info.n_ctx < _TRAINED
+
+
+def test_a_budget_that_is_too_small_names_the_context_that_would_do(model: Path) -> None:
+    small = lay_out(model, _config(memory=4 << 30, n_ctx=2048))
+    memory = small.most - small.host_pools + (16 << 20)
+    with pytest.raises(HobbitError, match=r"is too small: .*; --ctx \d+ would do$") as error:
+        lay_out(model, _config(memory=memory, n_ctx=_TRAINED))
+    n_ctx = int(str(error.value).split("--ctx ")[1].split()[0])
+    assert n_ctx in [_TRAINED >> n for n in range(1, 7)]
+    assert lay_out(model, _config(memory=memory, n_ctx=n_ctx)).info.n_ctx == n_ctx
+    with pytest.raises(HobbitError, match=r"the smallest pools\)$"):
+        lay_out(model, _config(memory=1 << 20, n_ctx=_TRAINED))
 
 
 def test_the_engine_opens_what_was_planned(model: Path) -> None:
