@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = f"tokens per part (default: {EvaluationConfig.default_n_ctx})"
     add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
-    add_thread_arguments(parser)
+    add_thread_arguments(parser, ", and tables of the results")
     add_override_argument(parser)
     add_setting_arguments(parser, _SETTINGS)
 
@@ -87,21 +87,22 @@ def run(args: argparse.Namespace) -> int:
         raise
     if args.json:
         print(json.dumps({**report.as_dict(), "file": str(calibration_path(args.model))}, indent=2))
-    else:
-        print(report.summary())
+        report.calibration.write(args.model)
+        return 0
     path = report.calibration.write(args.model)
-    if not args.json:
-        print(f"stored in {path}; it applies automatically from now on")
-        print(
-            f"others get it by --fetch where a copy has the name {published_name(args.model, args.sidecar)}"
-        )
-        if report.has_low_tier:
-            print(_in_short(args.model, config.engine, report))
+    print(f"In short: {_in_short(args.model, config.engine, report)}")
+    if args.verbose:
+        print(report.summary())
+    print(f"stored in {path}; it applies automatically from now on")
+    print(f"others get it by --fetch where a copy has the name {published_name(args.model, args.sidecar)}")
     return 0
 
 
 def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") -> str:
     """The result in one sentence, with the speed that is measured before and after."""
+    if not report.has_low_tier:
+        only = f"the cache alone was fitted, policy {report.cache.policy}"
+        return f"the file has no low tier, which pyhobbit convert --sidecar would add: {only}"
     from pyhobbit.engine.plan import lay_out
     from pyhobbit.inspect.speed import estimate, measure_sample
 
@@ -112,9 +113,8 @@ def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") ->
 
     quality = report.quality
     share = quality.bytes_per_token / report.high_bytes_per_token
-    found = (
-        f"In short: {share:.0%} of the bytes per token, {quality.same_top1:.0%} of the next tokens the same"
-    )
+    found = f"{share:.0%} of the bytes per token, {quality.same_top1:.0%} of the next tokens the same"
+    found += "" if report.checks else " (not checked on other text)"
     try:
         before, after = speed("lossless"), speed("small-loss")
     except HobbitError as e:  # a model that ends every answer

@@ -12,8 +12,6 @@ from pyhobbit.quality.fit import CAPACITIES, CacheFit
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CalibrationConfig, format_size
 
-_PLACED = 0.25  # share of the experts
-
 
 @dataclass(frozen=True)
 class CalibrationReport:
@@ -55,16 +53,8 @@ class CalibrationReport:
 
     def summary(self) -> str:
         """For people."""
-        sections = [self._text_lines(), self._quality_lines(), self._cache_lines()]
-        return "\n".join(line for section in sections for line in section)
-
-    def _text_lines(self) -> list[str]:
-        best, worst = placement_hits(np.array(self.calibration.expert_uses), _PLACED)
-        return [
-            f"text         {self.n_tokens} tokens in {self.n_chunks} parts",
-            f"placement    the most used {_PLACED:.0%} of the experts take {best:.1%} of the uses, random "
-            f"ones {_PLACED:.1%}, the least used {worst:.1%}",
-        ]
+        text = f"text         {self.n_tokens} tokens in {self.n_chunks} parts"
+        return "\n".join([text, *self._quality_lines(), *self._cache_lines()])
 
     def _quality_lines(self) -> list[str]:
         if not self.has_low_tier:
