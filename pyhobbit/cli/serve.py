@@ -195,8 +195,10 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     options = f"{options_path(model).name} sets {', '.join(own)}" if own else ""
     if placed.n_cpu is not None:
         args.passed_on += ["--n-cpu-moe", str(placed.n_cpu)]
+    n_slots, shares = _slots(args.passed_on)
+    slots = f"{n_slots}{', which share the context' if shares else ''}"
     others = {"placement": placed.text, **images, **idle, "options": options}
-    _report(model, plan, cache, {**others, "address": _address(args.passed_on)})
+    _report(model, plan, cache, {**others, "address": _address(args.passed_on), "slots": slots})
     cached = plan is not None and plan.info.cached
     arguments = ["-m", str(model)]
     if value("--alias", args.passed_on) is None:

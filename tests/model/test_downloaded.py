@@ -108,6 +108,12 @@ def test_the_commands(tmp_path: Path) -> None:
         assert run("list") == "no model has been downloaded; get one with: pyhobbit pull USER/NAME\n"
         path = Path(run("pull", "https://huggingface.co/user/many").strip())
         assert path.name == "M-Q4_K_M.gguf"
+        link = tmp_path / "m.gguf"
+        link.symlink_to("nothing")  # as a deleted download leaves it
+        assert run("pull", "user/many", "--as", str(link)) == f"{link}\n"
+        assert link.samefile(path)
+        refused = hub.run(tmp_path, "pull", "user/many", "--as", str(link))
+        assert (refused.returncode, "is there already" in refused.stderr) == (2, True)
         header, row = run("list").splitlines()
         assert header.split() == ["MODEL", "SIZE", "LAST", "USED", "FROM"]
         assert row.split()[:3] == ["user/many:Q4_K_M", "150", "B"]

@@ -333,6 +333,7 @@ def test_what_is_served_is_said_first(tiny_gguf: Path, run_pyhobbit: RunPyhobbit
     assert re.match(r"high all 48 \(.*\), low all 48 \(.*\), on the CPU", said["experts"])
     assert said["precision"] == "t1 0.6, t2 1"
     assert f"http://127.0.0.1:{port}/v1" in said["address"]
+    assert said["slots"] == "4, which share the context"
     smaller = run_pyhobbit("serve", tiny_gguf, "--memory", "1G", "--cache-type-k", "q8_0", *ends_early).stderr
     assert re.search(r"^pyhobbit: experts +all 48 ", smaller, re.MULTILINE)
     other = run_pyhobbit("serve", tiny_gguf, "--ubatch-size", 32, *ends_early).stderr.splitlines()
