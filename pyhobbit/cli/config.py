@@ -29,8 +29,7 @@ from pyhobbit.settings.table import OPTIONS, default_text
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
 
-_POOLS = ("high_pool", "low_pool", "host_cache")
-_SIZES = (*_POOLS, *(name for name, specs in OPTIONS.items() if specs[0].kind == "size"))
+_SIZES = tuple(name for name, specs in OPTIONS.items() if specs[0].kind == "size")
 _ANSWERS = ("max_tokens", "system", "think")
 
 
@@ -148,8 +147,6 @@ def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None"
                 yield Row("cache", each.name, each.value, each.source, note)
         elif each.name in ("memory", "device", "device_memory") and each.name not in left_out:
             yield _planned_row(each.name, plan)
-    if plan is not None:
-        yield from _pool_rows(plan)
     if path is not None:
         for name, file in (("sidecar", sidecar_path(path)), ("calibration", calibration_path(path))):
             if file.exists() and getattr(cache, name, None) is None:
@@ -166,16 +163,6 @@ def _planned_row(name: str, plan: "MemoryPlan | None") -> Row:
     if plan is None:
         return Row("cache", name, None, "computed", "from what is free when a model is opened")
     return Row("cache", name, plan.most, "computed", plan.memory_text)
-
-
-def _pool_rows(plan: "MemoryPlan") -> Iterator[Row]:
-    info = plan.info
-    where = f" on {plan.device}" if plan.device else ""
-    for name, pool in zip(_POOLS, info.pools, strict=False):
-        yield Row("cache", name, pool.n_bytes, "computed", f"room for {pool.room} experts{where}")
-    if plan.device:
-        note = f"room for {info.host_slots_high} high and {info.host_slots_low} low ones in host memory"
-        yield Row("cache", "host_cache", plan.host_pools, "computed", note)
 
 
 def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Row]:

@@ -44,8 +44,6 @@ def test_what_is_computed_is_what_the_engine_has(tiny_gguf: Path, capsys: pytest
         info = engine.info()
     assert rows["t1"] == (info.t1, "computed")
     assert rows["t2"] == (info.t2, "flag")
-    assert rows["high_pool"] == (info.pool_bytes_high, "computed")
-    assert rows["low_pool"] == (info.pool_bytes_low, "computed")
     assert rows["ctx"] == (info.n_ctx, "computed")
     assert rows["threads"] == (info.n_threads, "computed")
 
@@ -209,7 +207,6 @@ def test_the_table(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", str(tiny_gguf), "--pools", "6M"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^  pools +6.0 MiB +flag$", text, re.MULTILINE)
-    assert re.search(r"^  high_pool +\d.\d MiB +computed \(room for 16 of 48 experts\)$", text, re.MULTILINE)
     assert re.search(r"^  prefetch +2 +default$", text, re.MULTILINE)
     assert re.search(r"^  ctx +512 +computed \(the model was trained for 512\)$", text, re.MULTILINE)
 
