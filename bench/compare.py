@@ -25,7 +25,6 @@ from bench.harness.carry import carry_over
 from bench.harness.shapes import SHAPES
 from bench.tables import option_parser
 from pyhobbit.cli.main import with_options
-from pyhobbit.cli.options import add_setting_arguments
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
@@ -44,9 +43,9 @@ def add_options(
     parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())
     _add_subject(parser)
     _add_procedure(parser, limits)
-    thresholds = {name: str(PAPERS["hobbit"].settings[name]) for name in ("t1", "t2")}
-    # options of the arms with two tiers
-    add_setting_arguments(parser, thresholds, thresholds, is_group=False)
+    for name in ("t1", "t2"):  # thresholds of the arms with two tiers
+        what = f"threshold of the rule gate (default: {PAPERS['hobbit'].settings[name]})"
+        parser.add_argument(f"--{name}", type=float, metavar="F", help=what)
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: MIT
 """A conversation: its messages, and the sampling of the next answer."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pyhobbit.chat.saved import SavedChat, read_chat, state_path
 from pyhobbit.engine.chat_format import Message
-from pyhobbit.engine.engine import Beam, Engine, Piece, Prompt
+from pyhobbit.engine.engine import Engine, Piece, Prompt
 from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.settings.config import ChatConfig
 
-_NOTHING = Beam("", (), 0.0, "interrupted")
 _LEAST_ROOM = 4  # one part of so many of the context is for the answer
 
 
@@ -35,7 +33,6 @@ class Conversation:
         self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
         self.system = config.system
-        self._n_beams = config.beams
         self._think = ChatConfig.think
         self.think = config.think
 
@@ -103,23 +100,13 @@ class Conversation:
         answer = thoughts = ""
         finish = None
         prompt = self._prompt(turns[self._n_dropped :])
-        for piece in self._pieces(prompt, think, on_prompt):
+        for piece in self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt):
             answer += piece.text
             thoughts += piece.thinking
             finish = piece.finish
             yield piece
         if answer or (not replaces_last if finish == "interrupted" else not thoughts):
             self.turns = [*turns, {"role": "assistant", "content": answer}]
-
-    def _pieces(
-        self, prompt: Prompt, think: bool, on_prompt: Callable[[int, int], None] | None
-    ) -> Iterator[Piece]:
-        if self._n_beams is None:
-            yield from self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt)
-            return
-        start = time.perf_counter()
-        best, *_ = self.engine.beam_search(prompt, self._n_beams, self._limit, think) or [_NOTHING]
-        yield Piece(best.text, None, time.perf_counter() - start, best.finish, best.thinking)
 
     @property
     def _limit(self) -> int | None:

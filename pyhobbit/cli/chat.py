@@ -49,8 +49,6 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
-    beams = "search N texts at a time and print the likeliest; for -p or --file, in place of sampling"
-    add("--beams", type=int, metavar="N", help=beams)
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
@@ -79,19 +77,11 @@ def _config(args: argparse.Namespace) -> ChatConfig:
         raise ConfigError(
             "--trace records each token once, and wrong drafts are tokens too; leave --drafts out"
         )
-    if args.beams is not None:
-        if args.drafts:
-            raise ConfigError("--drafts follows one text, and --beams several; leave one of them out")
-        engine = replace(engine, n_beams=args.beams)
-        if drawn := [name for name in SAMPLING_HELP if getattr(args, name) is not None]:
-            option = f"--{drawn[0].replace('_', '-')}"
-            raise ConfigError(f"{option} draws tokens at random, and --beams does not; leave one of them out")
     return ChatConfig(
         engine=engine,
         sampling=sampling_config(args),
         given=[name for name in SAMPLING_HELP if getattr(args, name) is not None],
         max_tokens=args.max_tokens,
-        beams=args.beams,
         system=args.system,
         stats_json=args.stats_json,
         think=args.think or ("hide" if args.quiet else ChatConfig.think),

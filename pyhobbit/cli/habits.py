@@ -25,8 +25,6 @@ TAKEN: Mapping[str, str] = {
     "--max-tokens": "-n",
     "-sys": "--system",
     "--system-prompt": "--system",
-    "--repo": "--hf-repo",
-    "--ram": "--memory",
 }
 
 _LAYERS = "a GPU build puts all layers on the GPU, and --device-memory SIZE limits the experts there"

@@ -37,7 +37,7 @@ EXAMPLES: Mapping[str, str] = {
 
 _GROUPS = {"pull": "models", "config": "tune, measure, others"}  # titles by the verb that they stand before
 _MAX_WIDTH = 100
-_MOST_NAMES = 3  # most options that an error suggests
+_OWN: Mapping[str, Any] = {"add_help": False, "allow_abbrev": False}
 _COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
 
 
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         self.declared: list[argparse.Action] = []
         self.example = ""
         self.research: set[str] = set()
-        super().__init__(*arguments, **{"formatter_class": HelpFormatter, "add_help": False, **named})
+        super().__init__(*arguments, **{"formatter_class": HelpFormatter, **_OWN, **named})
 
     def add_argument(self, *names: Any, **named: Any) -> argparse.Action:
         """As argparse's."""
@@ -120,12 +120,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with one sentence and status 2."""
-        # argparse names all options that an abbreviation may stand for
-        problem, matches, names = message.partition(" could match ")
-        options = names.split(", ")
-        if len(options) > _MOST_NAMES + 1:
-            shown = ", ".join(options[:_MOST_NAMES])
-            message = f"{problem}{matches}{shown} and {len(options) - _MOST_NAMES} others"
         complain(f"{message}; see: {self.prog} --help")
         sys.exit(2)
 

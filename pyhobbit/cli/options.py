@@ -33,32 +33,26 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
 _LEAST_BYTES = 1000  # a number below this is no size in bytes
 _LIST = {"metavar": "F,..."}
 _CACHE = "expert cache (a calibrated model has defaults of its own)"
-_NO_DEFAULTS: Mapping[str, str] = {}
 
 
 def add_setting_arguments(
     parser: argparse.ArgumentParser,
     names: Collection[str] = tuple(OPTIONS),
-    defaults: Mapping[str, str] = _NO_DEFAULTS,
     is_group: bool = True,
 ) -> None:
-    """Declares options of the expert cache; cache_config() takes the parsed arguments.
-
-    defaults: texts for defaults that are the verb's own, by name.  is_group: under a title.
-    """
+    """Declares options of the cache; cache_config() takes the parsed arguments.  is_group: under a title."""
     group = parser.add_argument_group(_CACHE) if is_group else parser
     if is_group and isinstance(parser, Parser):
         parser.research |= set(names).intersection(RESEARCH)
     for name in names:
         specs = OPTIONS[name]
         kind = _LIST if len(specs) > 1 else _KINDS[specs[0].kind]
-        group.add_argument(f"--{name.replace('_', '-')}", help=setting_help(name, defaults.get(name)), **kind)
+        group.add_argument(f"--{name.replace('_', '-')}", help=setting_help(name), **kind)
 
 
-def setting_help(name: str, default: str | None = None) -> str:
-    """The help of one setting's option, as argparse takes it. default: in place of the engine's."""
-    text = OPTIONS[name][0].help.removesuffix(".")
-    note = default_text(name) if default is None else default
+def setting_help(name: str) -> str:
+    """The help of one setting's option, as argparse takes it."""
+    text, note = OPTIONS[name][0].help.removesuffix("."), default_text(name)
     start = text[0].lower() + text[1:] if text[1:2].islower() else text
     return (f"{start} (default: {note})" if note else start).replace("%", "%%")
 

@@ -69,23 +69,9 @@ _MODEL_FOLDERS = ("--models-dir", "--models-preset")
 _MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *_MODEL_FOLDERS)
 # Make it hold another amount of memory than the plan knows of.
 _MEMORY_FLAGS = (
-    "--batch-size",
-    "--cpu-moe",
-    "--device",
-    "--gpu-layers",
-    "--kv-offload",
-    "--kv-unified-per-slot",
-    "--lazy-mode",
-    "--load-mode",
-    "--main-gpu",
-    "--n-cpu-moe",
-    "--override-kv",
-    "--override-tensor",
-    "--rpc",
-    "--split-mode",
-    "--swa-full",
-    "--tensor-split",
-    "--ubatch-size",
+    "--batch-size --cpu-moe --device --gpu-layers --kv-offload --kv-unified-per-slot --lazy-mode "
+    "--load-mode --main-gpu --n-cpu-moe --override-kv --override-tensor --rpc --split-mode --swa-full "
+    "--tensor-split --ubatch-size"
 )
 # Load further models, of which nobody knows before what memory they take.
 _FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")
@@ -99,14 +85,12 @@ _SERVER_NAMES = {
     **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
 }
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
-_BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
 _DRAFTS = 3  # its own default
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb; parse() takes llama-server's as well."""
-    parser.allow_abbrev = False
     add_model_arguments(parser)
     add_batch_argument(parser)
     add_setting_arguments(parser)  # llama-server's own --device is -dev
@@ -159,9 +143,8 @@ def run(args: argparse.Namespace) -> int:
         become([str(SERVER), *args.passed_on])
     without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
     if not without_model:
-        ask_for_model(args)
-        check_model_arguments(args)
-    _check_batch(args.batch, args.passed_on)
+        require_model(args)
+    EngineConfig(n_batch=args.batch)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
     become([str(SERVER), *arguments])
 
@@ -445,7 +428,7 @@ def _head(passed_on: Sequence[str]) -> dict[str, Any]:
 def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]) -> _ServerConfig | None:
     """The config for the plan; None where other flags decide about the model's memory."""
     context = value("--ctx-size", passed_on)
-    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
+    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS.split())
     if unknown or not (context is None or context.isdecimal()):
         return None
     # with 0 llama-server takes what fits

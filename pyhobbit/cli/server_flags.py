@@ -4,11 +4,10 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple
 
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import HobbitError, did_you_mean
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
 SERVER = BIN_DIR / "llama-server"
@@ -79,13 +78,10 @@ def _listed() -> dict[str, Any]:
 def unknown(argument: str, usual: Sequence[str]) -> str:
     """The error for an unknown option, which names the nearest usual one, or else the nearest of all."""
     name = argument.partition("=")[0]
-    is_word = len(name.lstrip("-")) > 1  # a letter is near to all short names
-    near = [
-        each
-        for names in ((usual, list(known())) if is_word else ())
-        for each in get_close_matches(name, names, n=1, cutoff=_LEAST_LIKENESS)
-    ]
-    hint = f"did you mean {near[0]}?" if near else "see: pyhobbit serve --help"
+    hint = "see: pyhobbit serve --help"
+    if len(name.lstrip("-")) > 1:  # a letter is near to all short names
+        of_all = did_you_mean(name, known(), hint, _LEAST_LIKENESS)
+        hint = did_you_mean(name, usual, of_all, _LEAST_LIKENESS)
     return f"serve has no option {argument}; {hint}"
 
 

@@ -149,10 +149,9 @@ def _check_verb(arguments: Sequence[str]) -> None:
     if verb.endswith(".gguf") or "/" in verb:
         raise ConfigError(f"a command is missing before '{verb}'; to talk to the model: pyhobbit chat {verb}")
     names = [*_VERBS, *_OTHER_VERBS, *_NEAR_VERBS]
-    begun = [name for name in names if name.startswith(verb)]
-    near = [*get_close_matches(verb, names, n=1, cutoff=_LEAST_LIKENESS), *begun]
-    meant = _NEAR_VERBS.get(near[0], near[0]) if near else None
-    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(_VERBS)}"
+    near = [*get_close_matches(verb, names, n=1, cutoff=_LEAST_LIKENESS)]
+    near += [name for name in names if name.startswith(verb)]
+    hint = f"did you mean {_NEAR_VERBS.get(near[0], near[0])}?" if near else f"there are {', '.join(_VERBS)}"
     raise ConfigError(f"there is no command '{verb}'; {hint}")
 
 

@@ -227,17 +227,7 @@ class EngineConfig:
 
     contexts: ClassVar[tuple[int, ...]] = (4096, 8192, 16384, 32768)
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
-    kv_types: ClassVar[tuple[str, ...]] = (
-        "f32",
-        "f16",
-        "bf16",
-        "q8_0",
-        "q5_1",
-        "q5_0",
-        "q4_1",
-        "q4_0",
-        "iq4_nl",
-    )
+    kv_types: ClassVar[list[str]] = ["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
     max_batch: ClassVar[int] = 1 << 16
     max_beams: ClassVar[int] = 64
     max_drafts: ClassVar[int] = 15
@@ -295,7 +285,6 @@ class ChatConfig:
 
     A value of None means no_limit, or `completion_tokens` for a model without chat template: it seldom ends
     by itself.
-    beams: texts that a search keeps, in place of sampling; as engine.n_beams.
     system: instructions for a model with a chat template.  stats_json: where the statistics go.
     think: whether the model thinks before it answers: on, off, or hide to show only that it does.
     quiet: show the answers and nothing else.
@@ -305,7 +294,6 @@ class ChatConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     given: Collection[str] = tuple(SAMPLING_HELP)
     max_tokens: int | None = None
-    beams: int | None = None
     system: str | None = None
     stats_json: Path | None = None
     think: str = "on"

@@ -58,14 +58,6 @@ def test_one_shot_prints_the_text_and_nothing_else(run_pyhobbit: RunPyhobbit, ti
     assert "hits" in done.stderr
 
 
-def test_beams_print_the_likeliest_text(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
-    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_beams=4)) as engine:
-        best = engine.beam_search(PROMPT, 4, 12)[0].text
-    done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 12, "--pools", "8M", "--beams", 4)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == best.removesuffix("\n") + "\n"
-
-
 def test_drafts_print_the_same_text_and_how_many_were_right(
     run_pyhobbit: RunPyhobbit, tiny_gguf: Path
 ) -> None:
@@ -90,17 +82,11 @@ def test_drafts_print_the_same_text_and_how_many_were_right(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--beams", 0), "n_beams is 0; it must be positive"),
         (("--drafts", 16), "n_drafts is 16; it must lie between 0 and 15"),
-        (("--beams", 2, "--drafts", 3), "--drafts follows one text, and --beams several"),
         (("--drafts", 3, "--trace", "t.csv"), "--trace records each token once"),
-        (
-            ("--beams", 2, "--seed", 1),
-            "--seed draws tokens at random, and --beams does not; leave one of them out",
-        ),
     ],
 )
-def test_beams_and_drafts_that_cannot_be_are_refused(
+def test_drafts_that_cannot_be_are_refused(
     options: tuple[object, ...], message: str, run_pyhobbit: RunPyhobbit, tiny_gguf: Path
 ) -> None:
     done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, *options)

@@ -182,6 +182,7 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["pull", "m.gguf"], "m.gguf is not on Hugging Face; write USER/NAME[:QUANT]"),
         (["rm", "m.gguf"], "m.gguf is a file, and rm deletes downloads only"),
         (["chat", "m.gguf", "--memory", "8"], "--memory 8 is 8 bytes; for GiB write 8G"),
+        (["chat", "m.gguf", "--memor", "1G"], "chat has no option --memor; did you mean --memory?"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
         (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many"),
     ],
@@ -305,13 +306,6 @@ def test_the_package_says_its_version() -> None:
 
 def test_the_package_names_what_it_has() -> None:
     assert {*pyhobbit.__all__, "__version__"} <= {*dir(pyhobbit)}
-
-
-def test_an_abbreviation_of_many_options_names_a_few(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["chat", "m.gguf", "--t", "1"])
-    error = capsys.readouterr().err
-    assert re.search(r"--t could match (--[\w-]+, ){2}--[\w-]+ and \d+ others; see: ", error)
 
 
 def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -> None:
