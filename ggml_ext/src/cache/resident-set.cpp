@@ -10,7 +10,7 @@ namespace hobbit {
 resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, tier_id tier, uint32_t n_slots, uint32_t quota,
                            cache_policy & policy) :
     n_slots_(n_slots),
-    quota_(quota),
+    quota_(policy.has_quotas() ? quota : 0),
     policy_(policy.make_pool(tier)),
     entries_(n_layers, n_experts),
     held_(n_layers, 0) {

@@ -17,9 +17,9 @@ namespace hobbit {
 //   protected  a prediction says that it will be used: it is evicted only if no other expert can be;
 //   duplicate  the pool is exclusive and a cache above holds the expert too: it is evicted before others, and the most
 //              valuable duplicate first, because that one stays in the cache above longest.
-// In addition each layer has a quota: while it holds no more experts than that, other layers evict from layers above
-// their quota first. Without quotas, a pool smaller than one token's cycle through all layers never hits. The policy
-// chooses among the experts that are equal in all of this.
+// In addition each layer has a quota, unless the policy has none: while it holds no more experts than that, other
+// layers evict from layers above their quota first. Without quotas, a pool smaller than one token's cycle through all
+// layers never hits. The policy chooses among the experts that are equal in all of this.
 //
 // Thread-safety: none.
 class resident_set {

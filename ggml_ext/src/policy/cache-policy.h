@@ -97,6 +97,9 @@ class cache_policy {
     // See pool_policy.
     virtual bool admits(expert_id /* newcomer */, expert_id /* victim */) { return true; }
 
+    // Returns false if a layer may lose all of its experts to others; see resident_set.
+    virtual bool has_quotas() const { return true; }
+
     // The policy of one pool; by default one that asks value() and admits(). The object must outlive it.
     virtual std::unique_ptr<pool_policy> make_pool(tier_id tier);
 };

@@ -15,6 +15,23 @@ TEST_CASE("static: experts that earlier runs used less pass through") {
     CHECK(p.prefetch('B'));
 }
 
+TEST_CASE("static: an expert passes through although its layer holds no more than its quota") {
+    policy_options o = { "static" };
+    o.n_layers       = 2;
+    o.n_experts      = 2;
+    o.prior          = o.table<float>();
+    for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 1, 1 } }) {
+        o.prior[id] = 0.5f;
+    }
+    const auto   policy = registered_policy::make(o);
+    resident_set set(2, 2, tier_id::high, 2, 1, *policy);
+    for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 0, 0 }, expert_id{ 1, 1 } }) {
+        expert_id evicted{};
+        REQUIRE(set.insert(id, id.layer, pressure::urgent, &evicted));
+    }
+    CHECK((set.contains({ 1, 0 }) && set.contains({ 1, 1 })));
+}
+
 //
 // prompt
 //
