@@ -62,21 +62,23 @@ status expert_stream::finish(const inner_graphs & on, bool wait) {
 // a stage
 //
 
-// All is computed from experts that are there.
-status expert_stream::run_served(const running_layer & layer, const inner_graphs & on) {
+// The whole layer, of which the device has computed the hits.
+status expert_stream::run_behind(const running_layer & layer, const inner_graphs & on) {
+    const stage whole = { {}, index_.layer(layer.routing.layer).parts };
+    work        w     = { whole, layer, on, {} };
     for (const planned_use & use : layer.plan.uses) {
-        if (!is_on_cpu(use)) {
-            const bool is_pinned = cache_.acquire(use.id, use.tier);
-            GGML_ASSERT(is_pinned);
-            held_.push_back(&use);
+        if (is_on_cpu(use)) {
+            continue;
         }
+        const bool is_hit = layer.ahead->has(use, layer.routing) && cache_.acquire(use.id, use.tier);
+        (is_hit ? held_ : w.todo).push_back(&use);
     }
-    return prefetcher_ ? prefetcher_->look_ahead(layer.routing, layer.router_input, on.device.backend()) : status();
+    return run_todo(w);
 }
 
 status expert_stream::run(const stage & st, const running_layer & layer, const inner_graphs & on) {
-    if (layer.is_served) {
-        return layer.done == st.parts ? run_served(layer, on) : status();
+    if (layer.ahead) {
+        return layer.done == st.parts ? run_behind(layer, on) : status();
     }
     for (const ggml_tensor * matmul : st.matmuls) {
         HOBBIT_TRY(clear_skipped(matmul, layer, on.device));
@@ -152,11 +154,11 @@ void expert_stream::pin(work & w) {
 // and with the experts of later layers.
 status expert_stream::begin_rest(const work & w) {
     const layer_id layer = w.layer.routing.layer;
-    const part_set rest  = index_.layer(layer).parts - w.layer.done;
+    const part_set rest  = index_.layer(layer).parts - w.layer.done - w.st.parts;
     const auto &   uses  = w.layer.plan.uses;
     const auto     here  = [&](const planned_use & use) { return !is_on_cpu(use); };
-    const bool     all =
-        w.layer.done == w.st.parts && ptrdiff_t(w.todo.size()) == std::count_if(uses.begin(), uses.end(), here);
+    const bool     all   = w.st.parts.has(w.layer.done) &&
+                     ptrdiff_t(w.todo.size() + held_.size()) == std::count_if(uses.begin(), uses.end(), here);
     const timeline_span span(stats_.events, "look ahead");
     for (const part_id part : rest) {
         const bool is_next = rest == part; // if slots are short, an expert that waits longer loses its slot before
@@ -204,7 +206,7 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
 }
 
 status expert_stream::add_products(const work & w, const std::vector<const planned_use *> & uses) {
-    status s;
+    status s = w.layer.ahead ? w.layer.ahead->launch_missing(w.layer.routing, uses, w.on.device) : status();
     for (size_t i = 0; i < w.st.matmuls.size() && s.ok(); i++) {
         s = products_.add(w.st.matmuls[i], w.layer.routing, uses, w.on.device);
     }

@@ -4,6 +4,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "cache/expert-cache.h"
+#include "execute/hits-ahead.h"
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
 #include "graph/stage.h"
@@ -24,7 +25,7 @@ struct running_layer {
     layer_plan          plan;
     const ggml_tensor * router_input = nullptr; // null: unknown
     part_set            done;                   // parts computed, those of the current stage included
-    bool                is_served = false;      // the device runs all that it is to compute; see hits_ahead
+    hits_ahead *        ahead = nullptr;        // which was launched for the layer; null: nothing was
 };
 
 // The graphs that a split of the outer graph is computed in.
@@ -81,7 +82,7 @@ class expert_stream {
     bool   is_share_due() const { return share_ && share_->is_due(); }
     bool   is_on_cpu(const planned_use & use) const;
     status compute_share(const inner_graphs & on);
-    status run_served(const running_layer & layer, const inner_graphs & on);
+    status run_behind(const running_layer & layer, const inner_graphs & on);
     void   unpin_running();
     work   begin(const stage & st, const running_layer & layer, const inner_graphs & on);
     status run_todo(work & w);

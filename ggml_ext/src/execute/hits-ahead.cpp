@@ -2,7 +2,7 @@
 #include "execute/hits-ahead.h"
 
 #include "device/device-traits.h"
-#include "graph/expert-matmul.h"
+#include "ggml-alloc.h"
 #include "graph/stage.h"
 #include "offload/cpu-rows.h"
 
@@ -24,23 +24,28 @@ bool hits_ahead::reserve(ggml_backend_t backend) {
     ggml_backend_dev_t     device = ggml_backend_get_device(backend);
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(device, &props);
-    int64_t widest = 0;
+    int64_t widest  = 0;
+    int64_t largest = 0; // all that a layer computes of a row
     ctx_.reset(ggml_init({ (index_.n_layers() + 4) * ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true }));
     for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
         tables_.push_back(ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, index_.n_experts()));
+        int64_t all = 0;
         for (const matrix_shape & shape : index_.layer(layer).shapes) {
-            widest = std::max(widest, shape.n_in);
+            widest  = std::max(widest, shape.n_in);
+            all    += shape.n_in + 2 * shape.n_out; // the product, and what is made of it
         }
+        largest = std::max(largest, all);
     }
     numbers_    = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I32, index_.n_experts_used());
-    saved_      = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, widest * int64_t(index_.n_experts_used()));
+    saved_      = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, widest);
     is_refused_ = has_others || !props.caps.events || !traits_of(device).copies_in_streams ||
                   !ggml_backend_supports_op(backend, ggml_get_rows(ctx_.get(), tables_.front(), numbers_)) ||
                   !ggml_backend_supports_op(backend, ggml_cont(ctx_.get(), saved_));
     if (!is_refused_) {
         memory_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend));
-        images_     = alloc_host_buffer(backend, tables_.size() * ggml_nbytes(tables_.front()));
-        is_refused_ = !memory_ || !images_;
+        images_ = alloc_host_buffer(backend, tables_.size() * ggml_nbytes(tables_.front()));
+        places_.reset(ggml_backend_alloc_buffer(backend, size_t(largest) * index_.n_experts_used() * sizeof(float)));
+        is_refused_ = !memory_ || !images_ || !places_;
         if (!is_refused_) { // no table was sent
             ggml_backend_buffer_clear(images_.get(), 0xff);
         }
@@ -63,19 +68,30 @@ bool hits_ahead::look_for_experts() {
     return first < has.size();
 }
 
+static bool is_constant(const ggml_tensor * tensor) {
+    return ggml_backend_buffer_get_usage(root_of(tensor)->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+}
+
 // The section computes rows of its own from this input alone.
 static bool reads_only(const ggml_tensor * input, const layer_section & section) {
     ggml_tensor ** first    = ggml_graph_nodes(section.graph) + section.first;
     ggml_tensor ** end      = ggml_graph_nodes(section.graph) + section.end;
     const auto     is_given = [&](const ggml_tensor * source) {
-        const ggml_tensor * root = source->view_src ? source->view_src : source;
-        return source == input || std::find(first, end, root) != end ||
-               ggml_backend_buffer_get_usage(root->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+        return source == input || std::find(first, end, root_of(source)) != end || is_constant(source);
     };
     return std::all_of(first, end, [&](const ggml_tensor * node) {
         const int i = node->op == GGML_OP_MUL_MAT_ID ? 1 : 0; // behind the experts, and before their numbers
         return is_noop(node) || (is_given(node->src[i]) && (i == 1 || !node->src[1] || is_given(node->src[1])));
     });
+}
+
+// The section's rows have places of their own.
+static bool has_room(const layer_section & section, ggml_backend_buffer_t places) {
+    size_t needed = 0;
+    for (const ggml_tensor * node : nodes_of(section)) {
+        needed += node->view_src ? 0 : GGML_PAD(ggml_nbytes(node), ggml_backend_buffer_get_alignment(places));
+    }
+    return needed <= ggml_backend_buffer_get_size(places);
 }
 
 bool hits_ahead::can_launch(const layer_section & section, inner_graph & inner) {
@@ -85,12 +101,12 @@ bool hits_ahead::can_launch(const layer_section & section, inner_graph & inner) 
     input_                     = matmul->src[1];
     if (!inner.in_queue() || !inner.can_begin_layer(layer_) || matmul->ne[2] != 1 ||
         matmul->ne[1] != int64_t(index_.n_experts_used()) || cache_.n_slots(tier_id::high) == 0 ||
-        cache_.n_slots(tier_id::low) > 0 || !ggml_is_contiguous(input_)) {
+        cache_.n_slots(tier_id::low) > 0 || !ggml_is_contiguous(input_) || input_->ne[1] != 1) {
         return false; // the CPU asks for each layer too, so the graph is searched last
     }
     return section.parts == index_.layer(layer_).parts &&
            cpu_rows::can_share(section, { layer_, 1, matmul->ne[1], {}, {} }) && reads_only(input_, section) &&
-           reserve(inner.backend()) && look_for_experts();
+           reserve(inner.backend()) && has_room(section, places_.get()) && look_for_experts();
 }
 
 status hits_ahead::launch(inner_graph & inner) {
@@ -120,6 +136,46 @@ status hits_ahead::launch(inner_graph & inner) {
         }
     }
     return inner.launch();
+}
+
+status hits_ahead::launch_missing(const layer_routing & routing, const std::vector<const planned_use *> & uses,
+                                  inner_graph & inner) {
+    const auto           nodes = nodes_of(section_);
+    std::vector<int32_t> rows;
+    std::vector<int32_t> experts;
+    for (const planned_use * use : uses) {
+        for (const int32_t row : use->selections) {
+            rows.push_back(row);
+            experts.push_back(routing.experts[size_t(row)]);
+        }
+    }
+    HOBBIT_TRY(inner.full(4 * nodes.size()) ? inner.compute() : status());
+    copies_.begin(nodes.size(), int64_t(rows.size()), 1);
+    copies_.set(nodes.front()->src[2], inner.row_numbers(experts));
+    copies_.set(input_, &to_);
+    std::vector<ggml_tensor *> repeated;
+    for (const ggml_tensor * node : nodes) {
+        for (ggml_tensor * source : node->src) {
+            if (source && is_constant(source)) {
+                copies_.set(source, source);
+            }
+        }
+        repeated.push_back(copies_.repeat(node));
+    }
+    place_copies();
+    HOBBIT_TRY(products_.add_section(repeated, layer_, uses, inner));
+    for (const ggml_tensor * result : results_of(nodes)) {
+        inner.add_scatter(result, copies_.of(result), rows);
+    }
+    return inner.launch();
+}
+
+// One set of places, since an expert's rows are computed behind those of others.
+void hits_ahead::place_copies() {
+    ggml_tallocr places = ggml_tallocr_new(places_.get());
+    for (ggml_tensor * t = ggml_get_first_tensor(copies_.ctx()); t; t = ggml_get_next_tensor(copies_.ctx(), t)) {
+        t->view_src ? ggml_backend_view_init(t) : ggml_tallocr_alloc(&places, t);
+    }
 }
 
 void hits_ahead::move_input(inner_graph & inner, const ggml_tensor * from, const ggml_tensor * to) {

@@ -4,9 +4,10 @@
 #include "base/status.h"
 #include "cache/expert-cache.h"
 #include "ggml-cpp.h"
+#include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
+#include "graph/row-copies.h"
 #include "model/expert-index.h"
-#include "offload/cpu-rows.h"
 #include "plan/layer-plan.h"
 
 #include <cstdint>
@@ -16,19 +17,24 @@ namespace hobbit {
 
 // Computes the experts of one token's layer before the host knows which ones its router chose: the device looks up
 // their slots in a table. So it computes while the host reads the choice and plans. An expert that is not resident gets
-// the slot of another one, and its rows are wrong.
+// the slot of another one, and its rows are wrong until the expert was uploaded, or the CPU has computed them.
 //
 // Thread-safety: none; see expert_cache.
 class hits_ahead {
   public:
     // Both must outlive the object.
-    hits_ahead(const expert_index & index, expert_cache & cache) : index_(index), cache_(cache) {}
+    hits_ahead(const expert_index & index, expert_cache & cache) :
+        index_(index), cache_(cache), products_(index, cache) {}
 
     // Returns true if the section's layer can be computed so, all of it in this graph.
     bool can_launch(const layer_section & section, inner_graph & inner);
 
     // Launches the layer, and pins an expert that stands for missing ones. REQUIRES: can_launch was true last
     status launch(inner_graph & inner);
+
+    // Computes rows of these uses, whose experts are there now, in place of the wrong ones. REQUIRES: they are pinned
+    status launch_missing(const layer_routing & routing, const std::vector<const planned_use *> & uses,
+                          inner_graph & inner);
 
     // Returns true if rows of the use are right: each of its selections was looked up and found.
     bool has(const planned_use & use, const layer_routing & routing) const;
@@ -45,10 +51,12 @@ class hits_ahead {
 
     bool reserve(ggml_backend_t backend);
     bool look_for_experts();
+    void place_copies();
     void move_input(inner_graph & inner, const ggml_tensor * from, const ggml_tensor * to);
 
     const expert_index & index_;
     expert_cache &       cache_;
+    const expert_matmuls products_;
     bool                 is_refused_ = false; // by the device, or for the experts' types
 
     ggml_context_ptr           ctx_;
@@ -57,6 +65,7 @@ class hits_ahead {
     ggml_tensor *              numbers_ = nullptr;
     ggml_tensor *              saved_   = nullptr; // the layer's input
     ggml_backend_buffer_ptr    images_;            // the tables in host memory; each changes after its copy has ended
+    ggml_backend_buffer_ptr    places_;            // places of rows of missing experts
 
     // the layer
     layer_section        section_ = {};
@@ -65,6 +74,7 @@ class hits_ahead {
     std::vector<int32_t> table_; // [expert]; NONE: not found
     expert_id            standing_in_ = {};
     ggml_tensor          from_, to_; // views of an input that is moved
+    row_copies           copies_;    // copies of the section, for missing experts
 };
 
 } // namespace hobbit

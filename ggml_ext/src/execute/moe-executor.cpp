@@ -86,7 +86,7 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
         }
         if (node->op != GGML_OP_MUL_MAT_ID) {
             last = node;
-            if (layer_.is_served || (layer_.in_section && share_->has_all())) { // the CPU repeats it
+            if (layer_.ahead || (layer_.in_section && share_->has_all())) { // the CPU repeats it
                 continue;
             }
             if (inner.full()) {
@@ -143,15 +143,15 @@ status moe_executor::read_layer(inner_graph & inner) {
                          matmul->src[2]->ne[1] <= batch_info::max_generated;
     status     launched;
     const auto launch = [&] {
-        layer_.is_ahead = true;
-        launched        = ahead_.launch(inner);
+        layer_.ahead = &ahead_;
+        launched     = ahead_.launch(inner);
     };
     HOBBIT_TRY(read_routing(matmul, layer, layer_.routing, inner, for_cpu ? &layer_.matmul_input : nullptr, prediction,
                             &predicted, may_run ? std::function<void()>(launch) : nullptr));
     if (prediction) {
         prefetcher_->end(layer, predicted);
     }
-    if (layer_.is_ahead) {
+    if (layer_.ahead) {
         stream_.replace_running(ahead_.take_pins(layer_.routing));
         return launched;
     }
@@ -162,18 +162,10 @@ status moe_executor::read_layer(inner_graph & inner) {
     return {};
 }
 
-// The layer that ran ahead is kept if the device has nothing else to compute, and is otherwise computed once more.
+// The layer that ran ahead is kept, unless it must be computed once more: to measure it, or without skipped experts.
 void moe_executor::judge_ahead(inner_graph & inner) {
-    if (!std::exchange(layer_.is_ahead, false)) {
-        return;
-    }
-    const auto is_served = [&](const planned_use & use) {
-        return (share_ && share_->computes(use)) || ahead_.has(use, layer_.routing);
-    };
-    const auto & uses = layer_.plan.uses;
-    layer_.is_served  = layer_.plan.skipped.empty() && !(share_ && share_->is_measured()) &&
-                       std::all_of(uses.begin(), uses.end(), is_served);
-    if (!layer_.is_served) {
+    if (layer_.ahead && (!layer_.plan.skipped.empty() || (share_ && share_->is_measured()))) {
+        layer_.ahead = nullptr;
         ahead_.undo(inner);
     }
 }
@@ -207,7 +199,7 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
     }
     plan();
     if (share_) {
-        share_->begin_layer(layer_.routing, layer_.plan, layer_.is_ahead, on.device);
+        share_->begin_layer(layer_.routing, layer_.plan, layer_.ahead, on.device);
     }
     return stream_.reserve(layer_, on.device);
 }
@@ -216,7 +208,7 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
 status moe_executor::begin_section(ggml_cgraph * graph, int first, const inner_graphs & on) {
     layer_.in_section = true;
     layer_.section    = layer_.section.graph ? layer_.section : section_at(graph, first);
-    HOBBIT_TRY(layer_.is_ahead ? status() : on.device.compute()); // it has computed the section's input
+    HOBBIT_TRY(layer_.ahead ? status() : on.device.compute()); // it has computed the section's input
     share_->begin_section(layer_.section, layer_.matmul_input, on.device);
     for (const auto & each : hooks_) {
         HOBBIT_TRY(each->before_rest(routed(graph, first, on)));

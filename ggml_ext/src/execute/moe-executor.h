@@ -79,7 +79,6 @@ class moe_executor {
         layer_section                section;            // the layer's nodes of the current graph, once it gets there
         bool                         in_section = false; // the section runs
         bool                         is_ended   = false;
-        bool                         is_ahead   = false; // the device was given the layer before its plan
         std::vector<batch_info::row> rows;
         std::vector<per_tier<bool>>  was_resident; // see layer_report
         std::vector<float>           input;        // its router_input

@@ -76,6 +76,30 @@ status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & rou
     return {};
 }
 
+status expert_matmuls::add_section(const std::vector<ggml_tensor *> & nodes, layer_id layer,
+                                   const std::vector<const planned_use *> & uses, inner_graph & inner) const {
+    layer_routing                    routing = { layer, nodes.front()->ne[2], nodes.front()->ne[1], {}, {} };
+    std::vector<planned_use>         own; // with the numbers of these rows
+    std::vector<const planned_use *> served;
+    own.reserve(uses.size());
+    for (const planned_use * use : uses) {
+        own.push_back(*use);
+        std::iota(own.back().selections.begin(), own.back().selections.end(), int32_t(routing.experts.size()));
+        routing.experts.resize(routing.experts.size() + use->selections.size()); // whose number is in the use
+        served.push_back(&own.back());
+    }
+    HOBBIT_TRY(reserve(routing, inner));
+    for (const ggml_tensor * node : nodes) {
+        if (node->op == GGML_OP_MUL_MAT_ID) {
+            HOBBIT_TRY(add(node, routing, served, inner));
+            continue;
+        }
+        HOBBIT_TRY(inner.full() ? inner.compute() : status());
+        inner.add_copy(node);
+    }
+    return {};
+}
+
 static status add_rows(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows,
                        inner_graph & inner) {
     HOBBIT_TRY(inner.full() ? inner.compute() : status());

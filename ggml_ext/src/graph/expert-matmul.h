@@ -36,6 +36,11 @@ class expert_matmuls {
     status add(const ggml_tensor * matmul, const layer_routing & routing, const std::vector<const planned_use *> & uses,
                inner_graph & inner) const;
 
+    // Adds a section's operations on the rows of these uses alone, which row_copies has repeated in this order, and
+    // reserves scratch memory for them. REQUIRES: as add
+    status add_section(const std::vector<ggml_tensor *> & nodes, layer_id layer,
+                       const std::vector<const planned_use *> & uses, inner_graph & inner) const;
+
   private:
     // Rows of one matmul whose weights are alike, so that they can share an operation.
     struct alike_rows {

@@ -120,8 +120,8 @@ bool inner_graph::reserve(const scratch_sizes & sizes) {
     return scratch_ && staging_;
 }
 
-bool inner_graph::full() const {
-    return n_nodes_ + RESERVE > GRAPH_SIZE || n_leaves_ + RESERVE > GRAPH_SIZE || n_sets_ + RESERVE > GRAPH_SIZE;
+bool inner_graph::full(size_t n) const {
+    return std::max({ n_nodes_, n_leaves_, n_sets_ }) + n * RESERVE > GRAPH_SIZE;
 }
 
 //
@@ -352,6 +352,10 @@ void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weight
     ggml_tensor * to      = nullptr;
     ggml_tensor * product = multiply_some(matmul, weights, rows, to);
     scatter(matmul, product, to);
+}
+
+void inner_graph::add_scatter(const ggml_tensor * tensor, const ggml_tensor * from, const std::vector<int32_t> & rows) {
+    scatter(tensor, operand(from), row_numbers(rows));
 }
 
 status inner_graph::add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows) {

@@ -110,8 +110,8 @@ class inner_graph {
     // Returns true if nothing was added and nothing is running.
     bool idle() const { return empty() && !is_running_; }
 
-    // Returns true if the graph must be computed before anything is added.
-    bool full() const;
+    // Returns true if the graph must be computed before so many operations are added.
+    bool full(size_t n = 1) const;
 
     // Adds a copy of an operation of the outer graph, with the same result memory.
     void add_copy(const ggml_tensor * node);
@@ -125,6 +125,12 @@ class inner_graph {
     // them: it looks the ids up in the table, and leaves the numbers in the memory of `to`.
     void          add_matmul(const ggml_tensor * matmul, const matrices & weights, ggml_tensor * numbers);
     ggml_tensor * add_look_up(const ggml_tensor * table, const ggml_tensor * ids, const ggml_tensor * to);
+
+    // Adds a copy of adjacent rows to the given rows of an outer tensor. Both are in the device's memory.
+    void add_scatter(const ggml_tensor * tensor, const ggml_tensor * from, const std::vector<int32_t> & rows);
+
+    // Numbers that are in the device's memory while the graph runs.
+    ggml_tensor * row_numbers(const std::vector<int32_t> & rows, int64_t n_columns = 1);
 
     // Row numbers that add_matmul stores for each row.
     static constexpr size_t row_numbers_per_row = 3;
@@ -205,7 +211,6 @@ class inner_graph {
     ggml_tensor * operand(const ggml_tensor * tensor);
     ggml_tensor * matrices_leaf(const matrices & weights, const matrix_span & span);
     ggml_tensor * rows_leaf(const ggml_tensor * tensor);
-    ggml_tensor * row_numbers(const std::vector<int32_t> & rows, int64_t n_columns = 1);
     char *        stage(ggml_tensor * tensor);
     void          copy_staged();
     ggml_tensor * bytes_at(ggml_backend_buffer_t buffer, void * data, size_t size, const char * name);

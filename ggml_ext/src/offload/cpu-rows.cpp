@@ -3,25 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace hobbit {
-
-static constexpr size_t TENSORS_PER_NODE = 4; // that a repeated node may bring
-
-static std::vector<const ggml_tensor *> nodes_of(const layer_section & section) {
-    std::vector<const ggml_tensor *> nodes;
-    for (int i = section.first; i < section.end; i++) {
-        if (!is_noop(ggml_graph_node(section.graph, i))) {
-            nodes.push_back(ggml_graph_node(section.graph, i));
-        }
-    }
-    return nodes;
-}
-
-static const ggml_tensor * root_of(const ggml_tensor * tensor) {
-    return tensor->view_src ? tensor->view_src : tensor;
-}
 
 static bool is_float_rows(const ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float) && t->ne[3] == 1;
@@ -134,22 +117,11 @@ void cpu_rows::begin(const layer_section & section, const layer_routing & routin
         uses_.push_back(*use);
         rows_.insert(rows_.end(), use->selections.begin(), use->selections.end());
     }
-    find_results();
-    fetch(known, device);
-}
-
-// Finds results: tensors that no later operation of the section reads.
-void cpu_rows::find_results() {
     results_.clear();
-    for (auto made = nodes_.begin(); made != nodes_.end(); made++) {
-        const auto is_it = [&](const ggml_tensor * source) { return source && root_of(source) == root_of(*made); };
-        const auto reads = [&](const ggml_tensor * node) {
-            return std::any_of(node->src, node->src + GGML_MAX_SRC, is_it);
-        };
-        if (std::none_of(made + 1, nodes_.end(), reads)) {
-            results_.push_back({ *made, std::vector<float>(rows_.size() * size_t((*made)->ne[0])) });
-        }
+    for (const ggml_tensor * outer : results_of(nodes_)) {
+        results_.push_back({ outer, std::vector<float>(rows_.size() * size_t(outer->ne[0])) });
     }
+    fetch(known, device);
 }
 
 //
@@ -189,76 +161,40 @@ void cpu_rows::end_next() {
 }
 
 status cpu_rows::add(const piece & p, inner_graph & cpu) {
-    const size_t size = (TENSORS_PER_NODE * nodes_.size() + 1) * ggml_tensor_overhead();
-    copies_.clear();
-    ctx_.reset(ggml_init({ size, nullptr, /* .no_alloc = */ true }));
-    experts_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_I32, 1, int64_t(p.n_rows));
+    copies_.begin(nodes_.size(), 1, int64_t(p.n_rows));
+    ggml_tensor * experts = ggml_new_tensor_2d(copies_.ctx(), GGML_TYPE_I32, 1, int64_t(p.n_rows));
+    copies_.set(nodes_.front()->src[2], experts);
+    for (const ggml_tensor * node : nodes_) {
+        if (node->op == GGML_OP_ADD_ID) { // a constant is used where its copy is
+            ggml_tensor * bias = ggml_new_tensor(copies_.ctx(), node->src[1]->type, GGML_MAX_DIMS, node->src[1]->ne);
+            bias->data         = inputs_.at(node->src[1]).data();
+            copies_.set(node->src[1], bias);
+        }
+    }
     std::vector<ggml_tensor *> repeated;
     for (const ggml_tensor * node : nodes_) {
-        repeated.push_back(repeat(node, p));
+        repeated.push_back(copies_.repeat(node));
     }
-    memory_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_cpu_buffer_type()));
+    memory_.reset(ggml_backend_alloc_ctx_tensors_from_buft(copies_.ctx(), ggml_backend_cpu_buffer_type()));
     if (!memory_) {
         return status::error(format("no memory left for %zu rows of experts on the CPU: use a smaller batch "
                                     "(--ubatch-size)",
                                     p.n_rows));
     }
-    auto * experts = static_cast<int32_t *>(experts_->data);
     for (size_t i = 0; i < p.n_rows; i++) {
-        experts[i] = routing_->experts[size_t(rows_[p.first_row + i])];
+        static_cast<int32_t *>(experts->data)[i] = routing_->experts[size_t(rows_[p.first_row + i])];
     }
-    for (const auto & [outer, copy] : copies_) {
-        if (inputs_.count(outer) > 0 && !copy->view_src && copy->data != inputs_.at(outer).data()) {
+    for (const auto & [outer, bytes] : inputs_) {
+        ggml_tensor * copy = copies_.of(outer);
+        if (!copy->view_src && copy->data != bytes.data()) {
             fill(outer, copy, p);
         }
     }
-    return add_nodes(repeated, p, cpu);
-}
-
-ggml_tensor * cpu_rows::repeat(const ggml_tensor * node, const piece & p) {
-    ggml_tensor * copy = rows_of(node, p);
-    copy->op           = node->op;
-    std::memcpy(copy->op_params, node->op_params, sizeof(copy->op_params));
-    if (node->op == GGML_OP_MUL_MAT_ID) {
-        copy->src[0] = node->src[0]; // says which experts
-        copy->src[1] = rows_of(node->src[1], p);
-        return copy;
+    std::vector<const planned_use *> uses;
+    for (size_t i = p.first; i < p.end; i++) {
+        uses.push_back(&uses_[i]);
     }
-    for (size_t i = 0; i < n_row_sources(node); i++) {
-        copy->src[i] = rows_of(node->src[i], p);
-    }
-    if (node->op == GGML_OP_ADD_ID) {
-        copy->src[1] = constant(node->src[1]);
-        copy->src[2] = experts_;
-    }
-    return copy;
-}
-
-// In place of an outer tensor, a view of what stands for its root where that is computed here.
-ggml_tensor * cpu_rows::rows_of(const ggml_tensor * outer, const piece & p) {
-    ggml_tensor *& copy = copies_[outer];
-    if (copy) {
-        return copy;
-    }
-    const auto n    = int64_t(p.n_rows);
-    const auto root = outer->view_src ? copies_.find(outer->view_src) : copies_.end();
-    if (root == copies_.end()) {
-        copy = ggml_new_tensor_3d(ctx_.get(), outer->type, outer->ne[0], 1, n);
-    } else {
-        const size_t step = root->second->nb[1];
-        copy              = ggml_view_3d(ctx_.get(), root->second, outer->ne[0], 1, n, step, step, outer->view_offs);
-    }
-    return copy;
-}
-
-// Used where its copy is.
-ggml_tensor * cpu_rows::constant(const ggml_tensor * outer) {
-    ggml_tensor *& copy = copies_[outer];
-    if (!copy) {
-        copy       = ggml_new_tensor(ctx_.get(), outer->type, GGML_MAX_DIMS, outer->ne);
-        copy->data = inputs_.at(outer).data();
-    }
-    return copy;
+    return products_.add_section(repeated, routing_->layer, uses, cpu);
 }
 
 // The rows of an input that has one for each selection, or for each token.
@@ -273,42 +209,6 @@ void cpu_rows::fill(const ggml_tensor * outer, ggml_tensor * copy, const piece &
     }
 }
 
-// The uses of a piece, with the numbers of its rows.
-std::vector<planned_use> cpu_rows::uses_in(const piece & p) const {
-    std::vector<planned_use> some(uses_.begin() + ptrdiff_t(p.first), uses_.begin() + ptrdiff_t(p.end));
-    int32_t                  row = 0;
-    for (planned_use & use : some) {
-        std::iota(use.selections.begin(), use.selections.end(), row);
-        row += int32_t(use.selections.size());
-    }
-    return some;
-}
-
-status cpu_rows::add_nodes(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu) {
-    layer_routing routing;
-    routing.layer    = routing_->layer;
-    routing.n_tokens = int64_t(p.n_rows);
-    routing.n_used   = 1;
-    routing.experts.assign(p.n_rows, 0); // whose number is in the uses
-    const std::vector<planned_use>   uses = uses_in(p);
-    std::vector<const planned_use *> served;
-    for (const planned_use & use : uses) {
-        served.push_back(&use);
-    }
-    status s = products_.reserve(routing, cpu);
-    for (size_t i = 0; i < nodes.size() && s.ok(); i++) {
-        if (nodes[i]->op == GGML_OP_MUL_MAT_ID) {
-            s = products_.add(nodes[i], routing, served, cpu);
-            continue;
-        }
-        s = cpu.full() ? cpu.compute() : s;
-        if (s.ok()) {
-            cpu.add_copy(nodes[i]);
-        }
-    }
-    return s;
-}
-
 //
 // results
 //
@@ -316,7 +216,7 @@ status cpu_rows::add_nodes(const std::vector<ggml_tensor *> & nodes, const piece
 void cpu_rows::keep_results(const piece & p) {
     for (result & r : results_) {
         const size_t n = size_t(r.outer->ne[0]);
-        std::memcpy(&r.values[p.first_row * n], copies_.at(r.outer)->data, p.n_rows * n * sizeof(float));
+        std::memcpy(&r.values[p.first_row * n], copies_.of(r.outer)->data, p.n_rows * n * sizeof(float));
     }
 }
 

@@ -7,6 +7,7 @@
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
+#include "graph/row-copies.h"
 #include "graph/stage.h"
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
@@ -79,17 +80,11 @@ class cpu_rows {
         std::vector<float>  values; // [row][ne0], in the order of rows_
     };
 
-    void                     fetch(const host_copy & known, inner_graph & device);
-    void                     find_results();
-    size_t                   find(const planned_use & use) const;
-    status                   add(const piece & p, inner_graph & cpu);
-    ggml_tensor *            repeat(const ggml_tensor * node, const piece & p);
-    ggml_tensor *            rows_of(const ggml_tensor * outer, const piece & p);
-    ggml_tensor *            constant(const ggml_tensor * outer);
-    void                     fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p);
-    std::vector<planned_use> uses_in(const piece & p) const;
-    status                   add_nodes(const std::vector<ggml_tensor *> & nodes, const piece & p, inner_graph & cpu);
-    void                     keep_results(const piece & p);
+    void   fetch(const host_copy & known, inner_graph & device);
+    size_t find(const planned_use & use) const;
+    status add(const piece & p, inner_graph & cpu);
+    void   fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p);
+    void   keep_results(const piece & p);
 
     const expert_matmuls products_;
 
@@ -104,10 +99,8 @@ class cpu_rows {
     std::map<const ggml_tensor *, std::vector<char>> inputs_; // host copies
 
     // the tensors of the current piece
-    ggml_context_ptr                             ctx_;
-    ggml_backend_buffer_ptr                      memory_;
-    std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]
-    ggml_tensor *                                experts_ = nullptr;
+    row_copies              copies_;
+    ggml_backend_buffer_ptr memory_;
 };
 
 } // namespace hobbit

@@ -45,18 +45,18 @@ double placement::saved_by_upload(const expert_work & w) const {
 }
 
 cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work, bool is_ahead) const {
-    double again = 0.0;
+    double launch = 0.0;
     for (const expert_work & w : work) {
-        again += is_ahead && w.is_present && mode_ == compute_mode::automatic ? device_.seconds(w) : 0.0;
+        launch += is_ahead && w.is_present && mode_ == compute_mode::automatic ? device_.seconds(w) : 0.0;
     }
     double      all_on_cpu = 0.0;
-    double      all_upload = again;
+    double      all_upload = launch;
     double      cpu        = 0.0; // seconds of the layer's experts so far
     double      link       = 0.0;
     cpu_experts on_cpu;
     for (const expert_work & w : work) {
         const double on_cpu_at    = cpu + (link > 0.0 ? seconds_beside(w) : cpu_.seconds(w));
-        const double on_device_at = again + link + upload_seconds(w.kind) + device_.seconds(w);
+        const double on_device_at = launch + link + upload_seconds(w.kind) + device_.seconds(w);
         const bool   is_cpus      = !w.is_present && on_cpu_at + saved_by_upload(w) <= on_device_at;
         on_cpu.push_back(is_cpus);
         if (w.is_present || mode_ == compute_mode::twiddler) { // which decides each expert by itself
@@ -67,7 +67,7 @@ cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work, bool
         (is_cpus ? cpu : link) += is_cpus ? seconds_beside(w) : upload_seconds(w.kind);
     }
     const bool is_shared = cpu > 0.0 && link > 0.0;
-    if (is_shared && SHARING * std::max(cpu, again + link) >= std::min(all_on_cpu, all_upload)) {
+    if (is_shared && SHARING * std::max(cpu, launch + link) >= std::min(all_on_cpu, all_upload)) {
         for (size_t i = 0; i < work.size(); i++) {
             on_cpu[i] = !work[i].is_present && all_on_cpu <= all_upload;
         }

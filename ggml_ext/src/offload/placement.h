@@ -23,10 +23,11 @@ enum class compute_mode {
 // Decides who computes the missing experts of a layer, and when experts are uploaded in the background. In automatic
 // mode the CPU computes a missing expert at once, unless it takes longer than uploading it and computing it on the
 // device:
-//   cpu + saved > again + upload + device, where saved = 0.15 * the further hits of an upload * (cpu - device)
-// again: of the hits, if the device computes them a second time for an upload. Times are those at which CPU and link
-// end with the layer's experts so far, so that several misses keep both busy and end together. One of the two gets all
-// where that is faster: on few cores they slow each other down.
+//   cpu + saved > launch + upload + device, where saved = 0.15 * the further hits of an upload * (cpu - device)
+// launch: the time of the hits, if they ran ahead: an upload needs a launch of its own, and most of a launch's time is
+// the same for any number of experts. Times are those at which CPU and link end with the layer's experts so far, so
+// that several misses keep both busy and end together. One of the two gets all where that is faster: on few cores they
+// slow each other down.
 // In mode twiddler (Algorithm 1 of that paper) no time is saved, and the background uploads into free slots alone.
 //
 // Times are running means of what was measured, 0 before the first sample. The device's time is measured now and then,
@@ -40,7 +41,7 @@ class placement {
 
     // Places the experts of a layer that computes so many tokens. Experts present on the device stay there, and in
     // cooperative mode all experts of a prompt. The CPU gets one in 1024 of the experts that the device computes
-    // faster, to measure it again. is_ahead: an upload lets the device compute the present ones once more.
+    // faster, to measure it again. is_ahead: the device has computed the present ones.
     cpu_experts place(const std::vector<expert_work> & work, int64_t n_tokens, bool is_ahead = false);
 
     // Returns true if the layer that was placed last should be measured; see device_took.

@@ -81,7 +81,7 @@ TEST_CASE("CPU and link share a layer's missing experts, so that both end togeth
     CHECK(with(1.0, 0.1, 1.5).place(mixed, 1) == cpu_experts{ true, false, false });
 }
 
-TEST_CASE("an upload costs the hits once more where the device has run ahead") {
+TEST_CASE("an upload costs a launch more, which takes as long as the hits, where the device has run ahead") {
     const std::vector<expert_work> work = { { 0, 1, false }, { 0, 1, true }, { 0, 1, true }, { 0, 1, true } };
     placement                      p    = with(1.5, 0.25, 1.0); // beside 1.25, or 2.0
     CHECK_FALSE(p.place(work, 1, false)[0]);
