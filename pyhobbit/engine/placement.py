@@ -159,7 +159,7 @@ def _faster(
         how = placed.set_model, lambda _share: keep_going(), lambda: not keep_going()
         try:
             with trimmed_heap(), open_session(path, replace(config, cache=placed.cache), *how) as session:
-                found[name] = _token_s(session, keep_going)
+                found[name], found[f"{name}_prompt"] = _token_s(session, keep_going)
         except HobbitError as e:
             print(f"pyhobbit: {name} cannot be measured: {e}", file=sys.stderr)
             found[name] = None
@@ -176,11 +176,13 @@ def _faster(
 
 
 def _taken(found: Mapping[str, float | None], both: Mapping[str, Placed], plan: MemoryPlan) -> Placed:
-    """found: seconds of a token by placement, None where it cannot be opened."""
+    """found: seconds of a token by placement, None where it cannot be opened; a prompt's where known."""
     times = {name: 1e3 * (found[name] or math.inf) for name in both}
     first, second = sorted(times, key=lambda name: times[name])
     text = f"measured faster on {plan.device} than {both[second].name}: {times[first]:.1f} ms a token"
     text += f", not {times[second]:.1f}" if times[second] < math.inf else ", and that cannot be opened"
+    prompts = [1e3 * s for name in (first, second) if (s := found.get(f"{name}_prompt"))]
+    text += "; of a prompt {:.1f}, not {:.1f}".format(*prompts) if len(prompts) == 2 else ""
     return replace(both[first], text=f"{both[first].name}, {text}")
 
 
@@ -196,9 +198,13 @@ def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> 
     return Path(constants.HF_HOME) / "pyhobbit-placements" / f"{mark[:32]}.json"
 
 
-def _token_s(session: Session, keep_going: Callable[[], bool]) -> float:
-    """Seconds of a token, in the best of some texts that the model writes; the last is no faster."""
+def _token_s(session: Session, keep_going: Callable[[], bool]) -> tuple[float, float]:
+    """Seconds of a token, in the best of some texts that the model writes; the last is no faster.
+
+    The second is of a prompt, which has these texts.
+    """
     context, model = session.context, session.model
+    written: list[int] = []
     best, end = math.inf, _now() + _MOST_S
     for seed in count():
         sampler = Sampler(SamplingConfig(seed=seed), model.n_vocab())
@@ -210,8 +216,14 @@ def _token_s(session: Session, keep_going: Callable[[], bool]) -> float:
                 raise KeyboardInterrupt
             context.evaluate([sampler.sample(context)])
         sampler.close()
+        written += context.tokens
         found = (_now() - start) / TEXT_TOKENS
         is_steady, best = found > _STEADY * best, min(best, found)
         if (is_steady and seed + 1 >= _TEXTS) or _now() > end:
             break
-    return best
+    context.truncate(0)
+    start, prompt = _now(), written[: context.n_ctx]
+    if not context.evaluate(prompt):
+        raise KeyboardInterrupt
+    context.last_logits()
+    return best, (_now() - start) / len(prompt)

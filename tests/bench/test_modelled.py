@@ -222,12 +222,19 @@ def test_with_everything_on_the_device_only_reads_and_launches_remain(folder: Pa
     assert line["per_layer"]["launches"] >= line["per_layer"]["replays"] > 0.9
 
 
-@pytest.mark.parametrize(("prices", "slow_cpu", "n_cpu"), [("rpc", False, 5), ("4090-ddr5", True, None)])
+@pytest.mark.parametrize(
+    ("prices", "n_devices", "slow_cpu", "n_cpu"),
+    [("rpc", 1, False, 5), ("4090-ddr5", 1, True, None), ("rpc", 2, False, None)],
+)
 def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
-    prices: str, slow_cpu: bool, n_cpu: int | None, tmp_path: Path
+    prices: str, n_devices: int, slow_cpu: bool, n_cpu: int | None, tmp_path: Path
 ) -> None:
-    """Experts of one layer of six fit: over RPC each of ours waits, and a slow CPU has five of stock's."""
+    """Experts of one layer of six fit: over RPC each of ours waits, and a slow CPU has five of stock's.
+
+    Nothing is measured with two devices.
+    """
     values = json.loads((modelled.SOURCES / f"prices/{prices}.json").read_text())
+    values["device"] += f" devices={n_devices}"
     values |= {"cpu_gbs": 0.5, "cpu_busy_gbs": 0.5} if slow_cpu else {}
     path = tmp_path / "prices.json"
     path.write_text(json.dumps(values))
@@ -248,6 +255,5 @@ def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == n_cpu, done.stderr
-    (kept,) = (tmp_path / "pyhobbit-placements").iterdir()
-    times = json.loads(kept.read_text())
-    assert (times["layers"] < times["cache"]) == (n_cpu is not None)
+    kept = [json.loads(file.read_text()) for file in tmp_path.glob("pyhobbit-placements/*")]
+    assert [times["layers"] < times["cache"] for times in kept] == [n_cpu is not None] * (n_devices == 1)

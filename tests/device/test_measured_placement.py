@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import hobbits
 import models
@@ -71,15 +72,18 @@ def test_the_faster_one_is_measured_once_kept_said_and_obeyed(
     found = json.loads(file.read_text())
     assert SAID["layers" if found["layers"] < found["cache"] else "cache"] in done.stderr
     assert f"; kept in {file}\n" in done.stderr
-    for faster in ("layers", "cache"):
-        file.write_text(json.dumps({**found, "layers": 0.002, "cache": 0.002, faster: 0.001}))
+    assert re.search(r" ms a token, not [\d.]+; of a prompt [\d.]+, not [\d.]+; kept in ", done.stderr)
+    prompts = {"layers_prompt": 0.0003, "cache_prompt": 0.0005}
+    for faster, of_prompts in (("layers", "0.3, not 0.5"), ("cache", "0.5, not 0.3")):
+        file.write_text(json.dumps({**found, "layers": 0.002, "cache": 0.002, faster: 0.001, **prompts}))
         again = run_pyhobbit(*command, "--verbose", "--stats-json", tmp_path / "stats.json")
         assert again.stdout == done.stdout != ""
         assert "measuring" not in again.stderr
-        assert f"pyhobbit: placement: {SAID[faster]}1.0 ms a token, not 2.0\n" in again.stderr
+        said = f"{SAID[faster]}1.0 ms a token, not 2.0; of a prompt {of_prompts}"
+        assert f"pyhobbit: placement: {said}\n" in again.stderr
         assert json.loads((tmp_path / "stats.json").read_text())["on_device"] == (faster == "cache")
         assert {*re.findall(ON_CPU, again.stderr)} == ({*"01234"} if faster == "layers" else set())
-    file.write_text(json.dumps({**found, "layers": 0.001, "cache": 0.002}))
+    file.write_text(json.dumps({"layers": 0.001, "cache": 0.002}))
     hobbit, *rows, arguments = hobbits.run_script(_OPEN, models.tiny(), rpc).splitlines()
     assert json.loads(hobbit) == [5, False, done.stdout[:-1]]
     assert f"pyhobbit: placement {SAID['layers']}1.0 ms a token, not 2.0" in rows
@@ -122,7 +126,10 @@ def test_layers_of_a_cache_are_refused(tiny_gguf: Path, rpc: str, run_pyhobbit: 
         assert said in done.stderr
 
 
-def test_layers_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "gpus", list)
-    with pytest.raises(ConfigError, match="needs one GPU, and none can be used"):
+@pytest.mark.parametrize(("n", "said"), [(0, "none"), (2, "2")])
+def test_layers_without_a_gpu_or_with_several_are_refused(
+    monkeypatch: pytest.MonkeyPatch, n: int, said: str
+) -> None:
+    monkeypatch.setattr(placement, "gpus", lambda: [SimpleNamespace(is_integrated=False)] * n)
+    with pytest.raises(ConfigError, match=f"needs one GPU, and {said} can be used"):
         placement.choose(models.tiny(), EngineConfig(cache=CacheConfig(placement="layers")))
