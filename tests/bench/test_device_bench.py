@@ -111,7 +111,8 @@ def test_twiddlers_profile_is_of_tokens_that_are_not_measured(folder: Path, tmp_
     *_, line = (tmp_path / "out/results.jsonl").read_text().splitlines()
     counters = json.loads(line)["counters"]
     assert counters["predicted"] == 0
-    assert counters["hits_high"] > 0.5 * (counters["hits_high"] + counters["misses_high"])  # by chance 0.5
+    hits = counters["hits_high"] / (counters["hits_high"] + counters["misses_high"])
+    assert hits > 0.8  # 0.95, by chance 0.5, and 0.01 with the experts that the profile uses least
     assert f"| {counters['evictions'] / 8:.1f} " in done.stdout.splitlines()[-1]
 
 
