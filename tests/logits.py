@@ -37,7 +37,7 @@ from pyhobbit.settings.overrides import kv_overrides
 ROOT = Path(__file__).resolve().parent.parent
 # this Python, or a command that runs that of another machine
 PYTHON = shlex.split(os.environ.get("LOGITS_PYTHON", shlex.quote(sys.executable)))
-N_THREADS = 2
+N_THREADS = int(os.environ.get("LOGITS_THREADS", "2"))
 N_CTX = 1024
 TIMEOUT_S = int(os.environ.get("LOGITS_TIMEOUT_S", "900"))
 GPU_TIMEOUT_S = 1800  # a software device compiles every kernel when it is first used

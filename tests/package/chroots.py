@@ -201,20 +201,17 @@ def other_user(box: Box) -> str:
     return box.chat("/home/ada/env/bin/pyhobbit", user="bob")
 
 
-def kernels(box: Box, kinds: Sequence[str], select: str) -> str:
-    """Compares the kernels for these kinds of processors with stock's, in this box; none: for all.
+def kernels(box: Box, kind: str, select: str) -> str:
+    """Compares the kernels for this kind of processors with stock's, in this box that shares our files.
 
     select: the tests, as pytest's -k.
     """
-    for shared in (ROOT, Path("/tmp")):
-        (box.root / shared.relative_to("/")).mkdir(parents=True, exist_ok=True)
-        box.mount("--bind", shared, box.root / shared.relative_to("/"))
     stock = ROOT / f"build/wheel-{machine_of(box.wheel)}/stock/bin"
     python = f"chroot {box.root} /home/ada/env/bin/python"
-    options = [*kinds, "--python", python, "--select", select]
+    options = [kind, "--python", python, "--select", select]
     command = [sys.executable, ROOT / "tests/package/variants.py", box.wheel, stock, *options]
     done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
-    return "; ".join(line.strip("| ").replace(" | ", ": ") for line in done.stdout.splitlines())
+    return done.stdout.split("|")[2].strip()
 
 
 def quick_start(box: Box) -> str:
@@ -328,7 +325,7 @@ def fresh(lower: Path) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def try_suite(suite: str, wheel: Path, kinds: Sequence[str] | None, select: str) -> None:
+def try_suite(suite: str, wheel: Path, kinds: Sequence[str], select: str) -> None:
     machine = machine_of(wheel)
     with fresh(base(suite, machine, "python3-venv,ca-certificates")) as root:
         box = Box(root, wheel)
@@ -339,9 +336,15 @@ def try_suite(suite: str, wheel: Path, kinds: Sequence[str] | None, select: str)
         steps = STEPS if machine == platform.machine() else EMULATED_STEPS
         if suite == "bullseye":
             steps = {programs: "its programs"}
-        if kinds is not None:
-            compare = functools.partial(kernels, kinds=kinds, select=select)
-            steps = {install: STEPS[install], compare: f"exactness tests of {select}, by kind of kernels"}
+        if kinds:
+            for shared in (ROOT, Path("/tmp")):
+                (root / shared.relative_to("/")).mkdir(parents=True, exist_ok=True)
+                box.mount("--bind", shared, root / shared.relative_to("/"))
+            about = f"exactness tests whose names have {select}, kernels for"
+            compare = {
+                functools.partial(kernels, kind=kind, select=select): f"{about} {kind}" for kind in kinds
+            }
+            steps = {install: STEPS[install], **compare}
         for step, about in steps.items():
             print(f"| {SUITES[suite]} | {about} | {step(box)} |", flush=True)
 
@@ -378,7 +381,7 @@ def main() -> None:
     )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("suites", nargs="*", metavar="SUITE", default=[*SUITES])
-    parser.add_argument("--bits", nargs="*", metavar="KIND")
+    parser.add_argument("--bits", nargs="+", default=[], metavar="KIND")
     parser.add_argument("--select", default="tiny")
     args = parser.parse_args()
     unshare()

@@ -40,8 +40,8 @@ def compare(kind: str, libraries: Path, stock: Path, args: argparse.Namespace, f
     if args.python:
         (folder / kind / "bench").symlink_to(ROOT / "bench")
         environment |= {"LOGITS_PYTHON": args.python, "PYTHONPATH": str(folder / kind)}
-        # emulated processors are slow, and more so where their threads wait for each other by spinning
-        environment |= {"LOGITS_TIMEOUT_S": "3600", "OMP_WAIT_POLICY": "passive"}
+        # emulated processors are slow, and more so where threads wait for each other by spinning
+        environment |= {"LOGITS_TIMEOUT_S": "3600", "LOGITS_THREADS": "1"}
     command = [
         sys.executable,
         "-m",
