@@ -73,7 +73,7 @@ status expert_stream::run_behind(const running_layer & layer, const inner_graphs
         const bool is_hit = layer.ahead->has(use, layer.routing) && cache_.acquire(use.id, use.tier);
         (is_hit ? held_ : w.todo).push_back(&use);
     }
-    return run_todo(w);
+    return run_all(w);
 }
 
 status expert_stream::run(const stage & st, const running_layer & layer, const inner_graphs & on) {
@@ -87,7 +87,11 @@ status expert_stream::run(const stage & st, const running_layer & layer, const i
             HOBBIT_TRY(clear_rows(matmul, share_->rows(), on.device));
         }
     }
-    work         w = begin(st, layer, on);
+    work w = begin(st, layer, on);
+    return run_all(w);
+}
+
+status expert_stream::run_all(work & w) {
     const status s = run_todo(w);
     for (size_t i = 0; i < w.n_pinned; i++) { // after an error
         cache_.release(w.todo[i]->id, w.todo[i]->tier);

@@ -85,6 +85,7 @@ class expert_stream {
     status run_behind(const running_layer & layer, const inner_graphs & on);
     void   unpin_running();
     work   begin(const stage & st, const running_layer & layer, const inner_graphs & on);
+    status run_all(work & w);
     status run_todo(work & w);
     void   pin(work & w);
     status begin_rest(const work & w);

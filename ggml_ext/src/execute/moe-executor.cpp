@@ -36,6 +36,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     const status s    = run(graph, { inner, cpu });
     layer_.section    = {};
     layer_.in_section = false;
+    layer_.ahead      = nullptr; // it computed a section of this graph
     span.note("layer", layer_.routing.layer);
     if (!s.ok()) {
         layer_.ids = nullptr; // the layer is incomplete
