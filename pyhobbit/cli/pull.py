@@ -21,8 +21,10 @@ def run(args: argparse.Namespace) -> int:
     check_model_arguments(args)
     if args.model is not None:
         raise ConfigError(f"{args.model} is not on Hugging Face; write USER/NAME[:QUANT] or an address there")
-    if args.link is not None and (args.link.exists() or not args.link.parent.is_dir()):
-        raise ConfigError(f"--as {args.link} is there already, or its folder is not; name another file")
+    if args.link is not None and args.link.exists():
+        raise ConfigError(f"--as {args.link}: there is such a file already; name another one")
+    if args.link is not None and not args.link.parent.is_dir():
+        raise ConfigError(f"--as {args.link}: there is no folder {args.link.parent}; make it first")
     path = model_path(args)
     if args.link is not None:
         args.link.unlink(missing_ok=True)  # one to a model that was deleted

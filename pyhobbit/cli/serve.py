@@ -326,7 +326,7 @@ def server_arguments(
 ) -> list[str]:
     """All arguments but the model: our settings, our defaults and the options that were passed on.
 
-    n_batch: tokens of a prompt per pass; None leaves them to what was passed on.
+    n_batch: tokens of a prompt per pass; None leaves them to what was passed on. Raises ConfigError.
     """
     if value("--ctx-checkpoints", passed_on) is not None:
         settings = {**settings, "hobbit.least_snapshots": _checkpoints(passed_on)[1]}
@@ -337,6 +337,8 @@ def server_arguments(
         if value(name, passed_on) is None:
             arguments += [name] if default is None else [name, default]
     if n_batch is not None:
+        if any(value(name, passed_on) is not None for name in ("--batch-size", "--ubatch-size")):
+            raise ConfigError("--batch sets --batch-size and --ubatch-size: leave those out, or --batch")
         arguments += ["--batch-size", str(max(n_batch, _BATCH)), "--ubatch-size", str(n_batch)]
     return [*arguments, *passed_on]
 

@@ -80,7 +80,8 @@ def _own_address() -> str:
 def _loaded_model(url: str, key: str | None) -> str | None:
     """The only one that a server of several has loaded; None where there is none, or no such server."""
     loaded = []
-    with contextlib.suppress(OSError, ValueError, KeyError, http.client.HTTPException):  # _ask() tells
+    unlike = (ValueError, KeyError, TypeError, AttributeError)  # it is another program; _ask() tells
+    with contextlib.suppress(OSError, http.client.HTTPException, *unlike):
         models = _get(f"{url}/v1/models", key)["data"]
         loaded = [each["id"] for each in models if each.get("status", {}).get("value") == "loaded"]
     return loaded[0] if len(loaded) == 1 else None

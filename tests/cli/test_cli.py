@@ -286,9 +286,15 @@ def test_a_terminal_is_asked_which_of_the_models_here_is_meant(
     assert ("none of the numbers" in asked) == (status == 2)
 
 
-def test_nobody_is_asked_without_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("terminals", [(), ("stdin",), ("stderr",)])
+def test_nobody_is_asked_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_gguf: Path, terminals: tuple[str, ...]
+) -> None:
+    (tmp_path / "a.gguf").symlink_to(tiny_gguf)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("1\n"))
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(getattr(sys, name), "isatty", lambda name=name: name in terminals)
     assert main(["run", "-p", "x"]) == 2
     assert sys.stdin.read() == "1\n"
 

@@ -137,7 +137,8 @@ def test_the_server_is_asked_without_a_proxy(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     assert main(["top", address, "--api-key", "k", "--interval", "0.1", "--once"]) == 0
     assert "93.8% hits" in capsys.readouterr().out
 

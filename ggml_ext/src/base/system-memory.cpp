@@ -133,7 +133,11 @@ uint64_t memory_limit() {
 bool has_display() {
     std::error_code none;
     const bool      has_server = !std::filesystem::is_empty(system_root() + "/tmp/.X11-unix", none) && !none;
-    return has_server || std::getenv("DISPLAY") || std::getenv("WAYLAND_DISPLAY");
+    const auto      is_set     = [](const char * name) {
+        const char * value = std::getenv(name);
+        return value && *value;
+    };
+    return has_server || is_set("DISPLAY") || is_set("WAYLAND_DISPLAY");
 }
 
 char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {

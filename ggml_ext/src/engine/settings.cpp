@@ -75,8 +75,8 @@ constexpr const char * POOLS        = "hobbit.pools";
 // The order is that of the documents.
 const std::vector<hobbit_setting_spec> & core_rows() {
     static const std::vector<hobbit_setting_spec> rows = {
-        { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %", NONE, "bytes", false, false,
-          POOLS, "Limit for the whole process, e.g. 8G." },
+        { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %, or 2 GiB by a display", NONE,
+          "bytes", false, false, POOLS, "Limit for the whole process, e.g. 8G." },
         { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, OTHER_BOUNDS,
           "Size of the expert cache only, instead of a limit for the process." },
         { "hobbit.further", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,

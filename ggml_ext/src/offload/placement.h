@@ -24,11 +24,11 @@ enum class compute_mode {
 // mode the CPU computes a missing expert at once, unless it takes longer than uploading it and computing it on the
 // device:
 //   cpu + saved > launch + upload + device, where saved = 0.15 * the further hits of an upload * (cpu - device)
-// launch: the time of the hits, if they ran ahead: an upload needs a launch of its own, and most of a launch's time is
-// the same for any number of experts. Times are those at which CPU and link end with the layer's experts so far, so
-// that several misses keep both busy and end together. One of the two gets all where that is faster: on few cores they
-// slow each other down.
-// In mode twiddler (Algorithm 1 of that paper) no time is saved, and the background uploads into free slots alone.
+// launch is the time of the hits where they ran ahead, since an upload then needs a launch of its own, and most of a
+// launch's time is the same for any number of experts. Times are those at which CPU and link end with the layer's
+// experts so far, so that several misses keep both busy and end together. One of the two gets all where that is faster:
+// on few cores they slow each other down. In mode twiddler (Algorithm 1 of that paper) no time is saved, and the
+// background uploads into free slots alone.
 //
 // Times are running means of what was measured, 0 before the first sample. The device's time is measured now and then,
 // because the CPU waits for it then.

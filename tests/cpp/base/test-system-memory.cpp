@@ -117,6 +117,8 @@ TEST_CASE("a display is known by the environment, or by the socket of an X serve
     for (const char * variable : { "DISPLAY", "WAYLAND_DISPLAY" }) {
         setenv(variable, ":0", 1);
         CHECK(has_display());
+        setenv(variable, "", 1);
+        CHECK_FALSE(has_display());
         unsetenv(variable);
     }
     machine.write("tmp/.X11-unix/X0", "");
