@@ -69,9 +69,23 @@ _MODEL_FOLDERS = ("--models-dir", "--models-preset")
 _MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *_MODEL_FOLDERS)
 # Make it hold another amount of memory than the plan knows of.
 _MEMORY_FLAGS = (
-    "--batch-size --cpu-moe --device --gpu-layers --kv-offload --kv-unified-per-slot --lazy-mode "
-    "--load-mode --main-gpu --n-cpu-moe --override-kv --override-tensor --rpc --split-mode --swa-full "
-    "--tensor-split --ubatch-size"
+    "--batch-size",
+    "--cpu-moe",
+    "--device",
+    "--gpu-layers",
+    "--kv-offload",
+    "--kv-unified-per-slot",
+    "--lazy-mode",
+    "--load-mode",
+    "--main-gpu",
+    "--n-cpu-moe",
+    "--override-kv",
+    "--override-tensor",
+    "--rpc",
+    "--split-mode",
+    "--swa-full",
+    "--tensor-split",
+    "--ubatch-size",
 )
 # Load further models, of which nobody knows before what memory they take.
 _FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")
@@ -85,6 +99,7 @@ _SERVER_NAMES = {
     **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
 }
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
+_BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
 _DRAFTS = 3  # its own default
 
@@ -144,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
     if not without_model:
         require_model(args)
-    EngineConfig(n_batch=args.batch)
+    _check_batch(args.batch, args.passed_on)  # before a model is downloaded
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
     become([str(SERVER), *arguments])
 
@@ -316,6 +331,13 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
     return replace(cache, memory=left)
 
 
+def _check_batch(n_batch: int | None, passed_on: Sequence[str]) -> None:
+    EngineConfig(n_batch=n_batch)
+    for name in _BATCH_FLAGS:
+        if n_batch is not None and value(name, passed_on) is not None:
+            raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
+
+
 def _names_model(passed_on: Sequence[str]) -> bool:
     sources = {*_MODEL_SOURCES, *(name for name in known() if name.endswith("-default"))} - {"--spec-default"}
     return any(value(name, passed_on) is not None for name in sources)
@@ -326,7 +348,7 @@ def server_arguments(
 ) -> list[str]:
     """All arguments but the model: our settings, our defaults and the options that were passed on.
 
-    n_batch: tokens of a prompt per pass; None leaves them to what was passed on. Raises ConfigError.
+    n_batch: tokens of a prompt per pass; None leaves them to what was passed on.
     """
     if value("--ctx-checkpoints", passed_on) is not None:
         settings = {**settings, "hobbit.least_snapshots": _checkpoints(passed_on)[1]}
@@ -337,8 +359,6 @@ def server_arguments(
         if value(name, passed_on) is None:
             arguments += [name] if default is None else [name, default]
     if n_batch is not None:
-        if any(value(name, passed_on) is not None for name in ("--batch-size", "--ubatch-size")):
-            raise ConfigError("--batch sets --batch-size and --ubatch-size: leave those out, or --batch")
         arguments += ["--batch-size", str(max(n_batch, _BATCH)), "--ubatch-size", str(n_batch)]
     return [*arguments, *passed_on]
 
@@ -430,7 +450,7 @@ def _head(passed_on: Sequence[str]) -> dict[str, Any]:
 def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]) -> _ServerConfig | None:
     """The config for the plan; None where other flags decide about the model's memory."""
     context = value("--ctx-size", passed_on)
-    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS.split())
+    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
     if unknown or not (context is None or context.isdecimal()):
         return None
     # with 0 llama-server takes what fits
