@@ -113,7 +113,7 @@ def test_the_commands(tmp_path: Path) -> None:
         assert run("pull", "user/many", "--as", str(link)) == f"{link}\n"
         assert link.samefile(path)
         refused = hub.run(tmp_path, "pull", "user/many", "--as", str(link))
-        assert (refused.returncode, "is there already" in refused.stderr) == (2, True)
+        assert (refused.returncode, "there is such a file already" in refused.stderr) == (2, True)
         header, row = run("list").splitlines()
         assert header.split() == ["MODEL", "SIZE", "LAST", "USED", "FROM"]
         assert row.split()[:3] == ["user/many:Q4_K_M", "150", "B"]
