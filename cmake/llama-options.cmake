@@ -106,17 +106,19 @@ endfunction()
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 
-# Adds the threads that compute graphs in the place of OpenMP's. To be called when ggml-cpu is there.
-function(hobbit_add_thread_team)
-    if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # it sleeps by futex
-        set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/ggml-cpu)
-        hobbit_cpu_libraries(libraries)
-        foreach(library IN LISTS libraries)
+# Adds our files of the CPU backend: products of several rows, and, in the place of OpenMP's, the threads that compute graphs.
+# To be called when ggml-cpu is there.
+function(hobbit_add_cpu_files)
+    set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/ggml-cpu)
+    hobbit_cpu_libraries(libraries)
+    foreach(library IN LISTS libraries)
+        target_sources(${library} PRIVATE ${folder}/repacked-rows.cpp)
+        target_include_directories(${library} PRIVATE ${folder})
+        if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # the team sleeps by futex
             target_sources(${library} PRIVATE ${folder}/thread-team.cpp)
-            target_include_directories(${library} PRIVATE ${folder})
             target_compile_definitions(${library} PRIVATE GGML_USE_THREAD_TEAM)
-        endforeach()
-    endif()
+        endif()
+    endforeach()
 endfunction()
 
 # Adds the files of ours that the patches call. To be called when ggml-hobbit is there.
@@ -141,7 +143,7 @@ function(hobbit_add_our_files)
     target_include_directories(server-context PUBLIC ${ours}/server)
     target_link_libraries(server-context PUBLIC ggml-hobbit)
 
-    hobbit_add_thread_team()
+    hobbit_add_cpu_files()
 
     if (TARGET ggml-vulkan)
         target_compile_options(ggml-vulkan PRIVATE "SHELL:-include ${ours}/vulkan/older-headers.h")

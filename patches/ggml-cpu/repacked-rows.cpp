@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: MIT
+#include "repacked-rows.h"
+
+#define GGML_COMMON_IMPL_CPP
+#define GGML_COMMON_DECL_CPP
+#include "ggml-common.h"
+#include "repack.h"
+#include "simd-mappings.h"
+
+#include <cstring>
+#include <type_traits>
+
+#if defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+namespace {
+
+// The most blocks of 32 values in a row.
+constexpr int MOST_BLOCKS = 256;
+
+// Vectors have a lane for each row of weights. They take one or two groups of eight rows.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define LANES_INTRINSIC(name) _mm512_##name
+constexpr int GROUPS = 2;
+using int_vector     = __m512i;
+#else
+#define LANES_INTRINSIC(name) _mm256_##name
+constexpr int GROUPS = 1;
+using int_vector     = __m256i;
+#endif
+
+typedef int32_t int_lanes __attribute__((vector_size(32 * GROUPS)));
+typedef float   float_lanes __attribute__((vector_size(32 * GROUPS)));
+
+// Sums of products of unsigned bytes u and signed bytes a: with VNNI in 32 bits, four a lane, else in 16 bits, two of
+// them.
+inline int_lanes dot(int_lanes sums, int_lanes u, int_lanes a) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return (int_lanes) LANES_INTRINSIC(dpbusd_epi32)((int_vector) sums, (int_vector) u, (int_vector) a);
+#elif defined(__AVXVNNI__)
+    return (int_lanes) _mm256_dpbusd_avx_epi32((__m256i) sums, (__m256i) u, (__m256i) a);
+#else
+    return (int_lanes) _mm256_add_epi16((__m256i) sums, _mm256_maddubs_epi16((__m256i) u, (__m256i) a));
+#endif
+}
+
+inline int_lanes multiply_pairs(int_lanes a, int_lanes b) {
+    return (int_lanes) LANES_INTRINSIC(madd_epi16)((int_vector) a, (int_vector) b);
+}
+
+// Each lane's sum in 32 bits, times a scale of at most 15 bits.
+inline int_lanes scaled(int_lanes sums, int_lanes scale) {
+#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+    return sums * scale;
+#else
+    return multiply_pairs(sums, scale | scale << 16);
+#endif
+}
+
+inline float_lanes multiply_add(int_lanes sum, float_lanes scale, float_lanes acc) {
+    return (float_lanes) LANES_INTRINSIC(fmadd_ps)(LANES_INTRINSIC(cvtepi32_ps)((int_vector) sum), scale, acc);
+}
+
+inline int_lanes four_values(const int8_t * p) {
+    int32_t x;
+    memcpy(&x, p, sizeof(x));
+    return int_lanes{} + x;
+}
+
+// One group's lanes of a vector.
+template <typename T>
+inline __m256i & ints(T & lanes, int group) {
+    return ((__m256i *) &lanes)[group];
+}
+
+inline __m256 & floats(float_lanes & lanes, int group) {
+    return ((__m256 *) &lanes)[group];
+}
+
+// The half floats of a group in the order of lanes: rows 0, 4, 1, 5, 2, 6, 3, 7.
+inline __m256 load_rearranged(const ggml_half * d) {
+    const __m128i order = _mm_set_epi8(15, 14, 7, 6, 13, 12, 5, 4, 11, 10, 3, 2, 9, 8, 1, 0);
+    return _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *) d), order));
+}
+
+// Unsigned values of 32 columns: u[j] has columns 4j to 4j + 3.
+struct columns {
+    int_lanes u[8];
+};
+
+// Puts eight columns of rows 0 to 3 and of rows 4 to 7 into two vectors.
+inline void put(columns & to, int j, int group, __m256i rows_0123, __m256i rows_4567) {
+    ints(to.u[j], group)     = _mm256_blend_epi32(rows_0123, _mm256_shuffle_epi32(rows_4567, 177), 170);
+    ints(to.u[j + 1], group) = _mm256_blend_epi32(_mm256_shuffle_epi32(rows_0123, 177), rows_4567, 170);
+}
+
+// Sums of N columns, from the first, and T rows of activations.
+template <int N, int T>
+inline void multiply_columns(const columns & w, int first, const int8_t * const * a, int_lanes * sums) {
+#pragma GCC unroll 8
+    for (int j = first / 4; j < (first + N) / 4; j++) {
+        const int_lanes u = w.u[j];
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+            sums[t] = dot(sums[t], u, four_values(a[t] + 4 * j));
+        }
+    }
+}
+
+// Sums of rows of activations so far.
+struct accumulators {
+    float_lanes sum[GGML_REPACKED_ROWS];
+    float_lanes min[GGML_REPACKED_ROWS]; // to be subtracted; lanes in the order of rows
+};
+
+// ---- Q4_K
+
+struct weights_q4_K {
+    columns     sub[8];
+    int_lanes   scales[8];
+    int_lanes   mins[4]; // pairs of sub-blocks, 16 bits each; lanes in the order of rows
+    float_lanes d, dmin;
+};
+
+// Eight scales and eight mins of a sub-block.
+inline __m128i scales_and_mins(const uint8_t * packed) {
+    uint32_t x[4];
+    memcpy(x, packed, 12);
+    x[3]                 = ((x[2] >> 4) & 0x0f0f0f0f) | (((x[1] >> 6) & 0x03030303) << 4);
+    const uint32_t mins  = x[1] & 0x3f3f3f3f;
+    x[1]                 = (x[2] & 0x0f0f0f0f) | (((x[0] >> 6) & 0x03030303) << 4);
+    x[2]                 = mins;
+    x[0]                &= 0x3f3f3f3f;
+    return _mm_loadu_si128((const __m128i *) x);
+}
+
+inline void unpack(weights_q4_K & w, int group, const block_q4_Kx8 & b) {
+    const __m256i low   = _mm256_set1_epi8(15);
+    const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < 4; j++) {
+            const __m256i rows_0123 = _mm256_loadu_si256((const __m256i *) (b.qs + 256 * i + 64 * j));
+            const __m256i rows_4567 = _mm256_loadu_si256((const __m256i *) (b.qs + 256 * i + 64 * j + 32));
+            put(w.sub[2 * i], 2 * j, group, _mm256_and_si256(rows_0123, low), _mm256_and_si256(rows_4567, low));
+            put(w.sub[2 * i + 1], 2 * j, group, _mm256_and_si256(_mm256_srli_epi16(rows_0123, 4), low),
+                _mm256_and_si256(_mm256_srli_epi16(rows_4567, 4), low));
+        }
+        const __m128i first              = scales_and_mins(b.scales + 24 * i);
+        const __m128i second             = scales_and_mins(b.scales + 24 * i + 12);
+        ints(w.scales[2 * i], group)     = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(first, order));
+        ints(w.scales[2 * i + 1], group) = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(second, order));
+        ints(w.mins[i], group)           = _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(first, second));
+    }
+    floats(w.d, group)    = load_rearranged(b.d);
+    floats(w.dmin, group) = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) b.dmin));
+}
+
+template <int T>
+inline void multiply_block(const weights_q4_K & w, const void * const * vy, int b, accumulators & acc, int first) {
+    const block_q8_K * a[T];
+    int_lanes          sums[T] = {};
+    for (int t = 0; t < T; t++) {
+        a[t] = (const block_q8_K *) vy[first + t] + b;
+    }
+    for (int i = 0; i < 8; i++) {
+        const int8_t * qs[T];
+        int_lanes      part[T] = {};
+        for (int t = 0; t < T; t++) {
+            qs[t] = a[t]->qs + 32 * i;
+        }
+        multiply_columns<32, T>(w.sub[i], 0, qs, part);
+        for (int t = 0; t < T; t++) {
+            sums[t] += scaled(part[t], w.scales[i]);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        int32_t       pairs[4]; // sums of the values of two sub-blocks, 16 bits each
+        int_lanes     mins = {};
+        const __m256i of16 = _mm256_loadu_si256((const __m256i *) a[t]->bsums);
+        _mm_storeu_si128((__m128i *) pairs,
+                         _mm_hadd_epi16(_mm256_castsi256_si128(of16), _mm256_extracti128_si256(of16, 1)));
+        for (int i = 0; i < 4; i++) {
+            mins += multiply_pairs(int_lanes{} + pairs[i], w.mins[i]);
+        }
+        acc.sum[first + t] = multiply_add(sums[t], w.d * a[t]->d, acc.sum[first + t]);
+        acc.min[first + t] = multiply_add(mins, w.dmin * a[t]->d, acc.min[first + t]);
+    }
+}
+
+// ---- types of 32 values with one scale
+
+struct weights_32 {
+    columns     all;
+    float_lanes d;
+};
+
+// Added to each value, so that it is not negative.
+constexpr int OFFSET_Q4_0  = 8;
+constexpr int OFFSET_MXFP4 = 12;
+
+// Activations of a call, by row and block.
+struct activations_32 {
+    float   d[GGML_REPACKED_ROWS][MOST_BLOCKS];
+    int32_t sums[GGML_REPACKED_ROWS][MOST_BLOCKS]; // sums of the values, times -offset
+};
+
+void prepare(activations_32 & to, int offset, int n_blocks, const void * const * vy, int nr) {
+    for (int i = 0; i < nr; i++) {
+        const block_q8_0 * a = (const block_q8_0 *) vy[i];
+        for (int b = 0; b < n_blocks; b++) {
+            const __m256i pairs =
+                _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256((const __m256i *) a[b].qs));
+            const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-offset));
+            const __m128i two   = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+            const __m128i one   = _mm_hadd_epi32(two, two);
+            to.sums[i][b]       = _mm_cvtsi128_si32(_mm_hadd_epi32(one, one));
+            to.d[i][b]          = GGML_CPU_FP16_TO_FP32(a[b].d);
+        }
+    }
+}
+
+inline void unpack(weights_32 & w, int group, const void * qs, __m128i values, __m256 d) {
+    const __m256i low   = _mm256_set1_epi8(15);
+    const auto    value = [&](__m256i nibbles) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), _mm256_and_si256(nibbles, low));
+    };
+    for (int j = 0; j < 2; j++) {
+        const __m256i rows_0123 = _mm256_loadu_si256((const __m256i *) qs + 2 * j);
+        const __m256i rows_4567 = _mm256_loadu_si256((const __m256i *) qs + 2 * j + 1);
+        put(w.all, 2 * j, group, value(rows_0123), value(rows_4567));
+        put(w.all, 2 * j + 4, group, value(_mm256_srli_epi16(rows_0123, 4)), value(_mm256_srli_epi16(rows_4567, 4)));
+    }
+    floats(w.d, group) = d;
+}
+
+inline void unpack(weights_32 & w, int group, const block_q4_0x8 & b) {
+    const __m128i values = _mm_setr_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    unpack(w, group, b.qs, values, load_rearranged(b.d));
+}
+
+inline void unpack(weights_32 & w, int group, const block_mxfp4x8 & b) {
+    const __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *) kvalues_mxfp4), _mm_set1_epi8(OFFSET_MXFP4));
+    float         d[8];
+    for (int i = 0; i < 8; i++) {
+        d[i] = GGML_CPU_E8M0_TO_FP32_HALF(b.e[i / 2 + i % 2 * 4]);
+    }
+    unpack(w, group, b.qs, values, _mm256_loadu_ps(d));
+}
+
+template <int T>
+inline void multiply_block(const weights_32 & w, const activations_32 & y, const void * const * vy, int b,
+                           accumulators & acc, int first) {
+    const int8_t * qs[T];
+    int_lanes      sums[T];
+    for (int t = 0; t < T; t++) {
+        qs[t]   = ((const block_q8_0 *) vy[first + t])[b].qs;
+        sums[t] = int_lanes{} + y.sums[first + t][b];
+    }
+    for (int i = 0; i < 32; i += 16) { // 16 bits are enough for 16 columns of each type
+        int_lanes part[T] = {};
+        multiply_columns<16, T>(w.all, i, qs, part);
+        for (int t = 0; t < T; t++) {
+            sums[t] += scaled(part[t], int_lanes{} + 1);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        acc.sum[first + t] = multiply_add(sums[t], w.d * y.d[first + t][b], acc.sum[first + t]);
+    }
+}
+
+// ---- all types
+
+// Calls f with a number of rows, a constant, and the first of them until it has had all.
+template <typename F>
+inline void for_rows(int nr, F f) {
+    int i = 0;
+    for (; i + 4 <= nr; i += 4) {
+        f(std::integral_constant<int, 4>(), i);
+    }
+    for (; i + 2 <= nr; i += 2) {
+        f(std::integral_constant<int, 2>(), i);
+    }
+    for (; i < nr; i++) {
+        f(std::integral_constant<int, 1>(), i);
+    }
+}
+
+template <typename weights, typename block, typename F>
+void multiply_rows(int n_blocks, float * const * s, const void * vx, int nr, int nc, F multiply) {
+    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    weights       w;
+    accumulators  acc;
+    for (int x = 0; x < nc / 8; x += GROUPS) {
+        const int n_groups = nc / 8 - x < GROUPS ? nc / 8 - x : GROUPS;
+        memset(acc.sum, 0, sizeof(acc.sum[0]) * nr);
+        memset(acc.min, 0, sizeof(acc.min[0]) * nr);
+        for (int b = 0; b < n_blocks; b++) {
+            for (int group = 0; group < GROUPS; group++) { // the first again in the place of one that is missing
+                unpack(w, group, ((const block *) vx)[(x + group % n_groups) * n_blocks + b]);
+            }
+            for_rows(nr, [&](auto count, int first) { multiply(count, w, b, acc, first); });
+        }
+        for (int i = 0; i < nr; i++) {
+            for (int group = 0; group < n_groups; group++) {
+                const __m256 sum = _mm256_permutevar8x32_ps(floats(acc.sum[i], group), order);
+                _mm256_storeu_ps(s[i] + 8 * (x + group), _mm256_sub_ps(sum, floats(acc.min[i], group)));
+            }
+        }
+    }
+}
+
+template <typename block>
+bool multiply_rows_32(int offset, int n, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
+    if (n / QK8_0 > MOST_BLOCKS) {
+        return false;
+    }
+    activations_32 y;
+    prepare(y, offset, n / QK8_0, vy, nr);
+    const auto multiply = [&](auto count, const weights_32 & w, int b, accumulators & acc, int first) {
+        multiply_block<decltype(count)::value>(w, y, vy, b, acc, first);
+    };
+    multiply_rows<weights_32, block>(n / QK8_0, s, vx, nr, nc, multiply);
+    return true;
+}
+
+bool multiply_rows_q4_K(int n, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
+    const auto multiply = [&](auto count, const weights_q4_K & w, int b, accumulators & acc, int first) {
+        multiply_block<decltype(count)::value>(w, vy, b, acc, first);
+    };
+    multiply_rows<weights_q4_K, block_q4_Kx8>(n / QK_K, s, vx, nr, nc, multiply);
+    return true;
+}
+
+} // namespace
+
+bool ggml_gemv_repacked_rows(enum ggml_type type, int n, float * const * s, const void * vx, const void * const * vy,
+                             int nr, int nc) {
+    switch (type) {
+        case GGML_TYPE_Q4_0:  return multiply_rows_32<block_q4_0x8>(OFFSET_Q4_0, n, s, vx, vy, nr, nc);
+        case GGML_TYPE_MXFP4: return multiply_rows_32<block_mxfp4x8>(OFFSET_MXFP4, n, s, vx, vy, nr, nc);
+        case GGML_TYPE_Q4_K:  return multiply_rows_q4_K(n, s, vx, vy, nr, nc);
+        default:              return false;
+    }
+}
+
+#else
+
+bool ggml_gemv_repacked_rows(enum ggml_type, int, float * const *, const void *, const void * const *, int, int) {
+    return false;
+}
+
+#endif
