@@ -18,7 +18,7 @@ namespace {
 constexpr int MOST_BLOCKS = 256;
 
 // Vectors have a lane for each row of weights. They take one or two groups of eight rows.
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
 #define LANES_INTRINSIC(name) _mm512_##name
 constexpr int GROUPS = 2;
 using int_vector     = __m512i;
@@ -30,6 +30,12 @@ using int_vector     = __m256i;
 
 typedef int32_t int_lanes __attribute__((vector_size(32 * GROUPS)));
 typedef float   float_lanes __attribute__((vector_size(32 * GROUPS)));
+
+#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+constexpr bool HAS_VNNI = true;
+#else
+constexpr bool HAS_VNNI = false;
+#endif
 
 // Sums of products of unsigned bytes u and signed bytes a: with VNNI in 32 bits, four a lane, else in 16 bits, two of
 // them.
@@ -49,11 +55,7 @@ inline int_lanes multiply_pairs(int_lanes a, int_lanes b) {
 
 // Each lane's sum in 32 bits, times a scale of at most 15 bits.
 inline int_lanes scaled(int_lanes sums, int_lanes scale) {
-#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
-    return sums * scale;
-#else
-    return multiply_pairs(sums, scale | scale << 16);
-#endif
+    return HAS_VNNI ? sums * scale : multiply_pairs(sums, scale | scale << 16);
 }
 
 inline float_lanes multiply_add(int_lanes sum, float_lanes scale, float_lanes acc) {
@@ -93,15 +95,49 @@ inline void put(columns & to, int j, int group, __m256i rows_0123, __m256i rows_
     ints(to.u[j + 1], group) = _mm256_blend_epi32(_mm256_shuffle_epi32(rows_0123, 177), rows_4567, 170);
 }
 
+// Rows of activations, stored each by itself or four of them in turn, eight values each.
+template <typename block>
+constexpr int STEP = std::is_same_v<block, block_q8_Kx4> || std::is_same_v<block, block_q8_0x4> ? 32 : 8;
+
+struct activations {
+    const int8_t * values[GGML_REPACKED_ROWS];            // a row's first eight; the next eight are STEP bytes later
+    size_t         block_size;                            // in bytes
+    float          d[MOST_BLOCKS][GGML_REPACKED_ROWS];    // scales of blocks
+    int32_t        sums[MOST_BLOCKS][GGML_REPACKED_ROWS]; // see prepare
+};
+
+inline float scale(const block_q8_K & a, int) {
+    return a.d;
+}
+inline float scale(const block_q8_Kx4 & a, int row) {
+    return a.d[row];
+}
+inline float scale(const block_q8_0 & a, int) {
+    return GGML_CPU_FP16_TO_FP32(a.d);
+}
+inline float scale(const block_q8_0x4 & a, int row) {
+    return GGML_CPU_FP16_TO_FP32(a.d[row]);
+}
+
+// Sets all but the sums of a row.
+template <typename block>
+void prepare_row(activations & y, int row, const block * a, int n_blocks) {
+    y.values[row] = a->qs + (STEP<block> == 8 ? 0 : row % 4 * 8);
+    y.block_size  = sizeof(block);
+    for (int b = 0; b < n_blocks; b++) {
+        y.d[b][row] = scale(a[b], row % 4);
+    }
+}
+
 // Sums of N columns, from the first, and T rows of activations.
-template <int N, int T>
+template <int N, int T, int step>
 inline void multiply_columns(const columns & w, int first, const int8_t * const * a, int_lanes * sums) {
 #pragma GCC unroll 8
     for (int j = first / 4; j < (first + N) / 4; j++) {
         const int_lanes u = w.u[j];
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
-            sums[t] = dot(sums[t], u, four_values(a[t] + 4 * j));
+            sums[t] = dot(sums[t], u, four_values(a[t] + j / 2 * step + j % 2 * 4));
         }
     }
 }
@@ -154,74 +190,67 @@ inline void unpack(weights_q4_K & w, int group, const block_q4_Kx8 & b) {
     floats(w.dmin, group) = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) b.dmin));
 }
 
-template <int T>
-inline void multiply_block(const weights_q4_K & w, const void * const * vy, int b, accumulators & acc, int first) {
-    const block_q8_K * a[T];
-    int_lanes          sums[T] = {};
-    for (int t = 0; t < T; t++) {
-        a[t] = (const block_q8_K *) vy[first + t] + b;
-    }
+// A product is added up by blocks, and where rows are stored by four by quarters of blocks, as ggml's kernels do.
+template <int T, typename block>
+inline void multiply_block(const weights_q4_K & w, const activations & y, int b, accumulators & acc, int first) {
+    int_lanes sums[T] = {}, mins[T] = {};
     for (int i = 0; i < 8; i++) {
-        const int8_t * qs[T];
+        const int8_t * a[T];
         int_lanes      part[T] = {};
         for (int t = 0; t < T; t++) {
-            qs[t] = a[t]->qs + 32 * i;
+            a[t] = y.values[first + t] + b * y.block_size + 4 * STEP<block> * i;
         }
-        multiply_columns<32, T>(w.sub[i], 0, qs, part);
+        multiply_columns<32, T, STEP<block>>(w.sub[i], 0, a, part);
         for (int t = 0; t < T; t++) {
             sums[t] += scaled(part[t], w.scales[i]);
         }
-    }
-    for (int t = 0; t < T; t++) {
-        int32_t       pairs[4]; // sums of the values of two sub-blocks, 16 bits each
-        int_lanes     mins = {};
-        const __m256i of16 = _mm256_loadu_si256((const __m256i *) a[t]->bsums);
-        _mm_storeu_si128((__m128i *) pairs,
-                         _mm_hadd_epi16(_mm256_castsi256_si128(of16), _mm256_extracti128_si256(of16, 1)));
-        for (int i = 0; i < 4; i++) {
-            mins += multiply_pairs(int_lanes{} + pairs[i], w.mins[i]);
+        for (int t = 0; i % 2 == 1 && t < T; t++) {
+            mins[t] += multiply_pairs(int_lanes{} + y.sums[4 * b + i / 2][first + t], w.mins[i / 2]);
+            if (STEP<block> == 32 || i == 7) {
+                const float d      = y.d[b][first + t];
+                acc.sum[first + t] = multiply_add(sums[t], w.d * d, acc.sum[first + t]);
+                acc.min[first + t] = multiply_add(mins[t], w.dmin * d, acc.min[first + t]);
+                sums[t] = mins[t] = int_lanes{};
+            }
         }
-        acc.sum[first + t] = multiply_add(sums[t], w.d * a[t]->d, acc.sum[first + t]);
-        acc.min[first + t] = multiply_add(mins, w.dmin * a[t]->d, acc.min[first + t]);
+    }
+}
+
+// Four sums of 16 values each.
+inline const int16_t * sums_of_quarter(const block_q8_K & a, int i, int) {
+    return a.bsums + 4 * i;
+}
+inline const int16_t * sums_of_quarter(const block_q8_Kx4 & a, int i, int row) {
+    return a.bsums + 16 * i + 4 * row;
+}
+
+// Sums are those of the two sub-blocks in a quarter of a block, 16 bits each.
+template <typename block>
+void prepare(weights_q4_K *, activations & y, int row, const block * a, int n_blocks) {
+    prepare_row(y, row, a, n_blocks);
+    for (int i = 0; i < 4 * n_blocks; i++) {
+        const int16_t * of16 = sums_of_quarter(a[i / 4], i % 4, row % 4);
+        y.sums[i][row]       = uint16_t(of16[0] + of16[1]) | uint32_t(of16[2] + of16[3]) << 16;
     }
 }
 
 // ---- types of 32 values with one scale
 
+// `offset` is added to each value, so that it is not negative.
+template <int offset>
 struct weights_32 {
     columns     all;
     float_lanes d;
 };
+using weights_q4_0  = weights_32<8>;
+using weights_mxfp4 = weights_32<12>;
 
-// Added to each value, so that it is not negative.
-constexpr int OFFSET_Q4_0  = 8;
-constexpr int OFFSET_MXFP4 = 12;
-
-// Activations of a call, by row and block.
-struct activations_32 {
-    float   d[GGML_REPACKED_ROWS][MOST_BLOCKS];
-    int32_t sums[GGML_REPACKED_ROWS][MOST_BLOCKS]; // sums of the values, times -offset
-};
-
-void prepare(activations_32 & to, int offset, int n_blocks, const void * const * vy, int nr) {
-    for (int i = 0; i < nr; i++) {
-        const block_q8_0 * a = (const block_q8_0 *) vy[i];
-        for (int b = 0; b < n_blocks; b++) {
-            const __m256i pairs =
-                _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256((const __m256i *) a[b].qs));
-            const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-offset));
-            const __m128i two   = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
-            const __m128i one   = _mm_hadd_epi32(two, two);
-            to.sums[i][b]       = _mm_cvtsi128_si32(_mm_hadd_epi32(one, one));
-            to.d[i][b]          = GGML_CPU_FP16_TO_FP32(a[b].d);
-        }
-    }
-}
-
-inline void unpack(weights_32 & w, int group, const void * qs, __m128i values, __m256 d) {
-    const __m256i low   = _mm256_set1_epi8(15);
-    const auto    value = [&](__m256i nibbles) {
-        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), _mm256_and_si256(nibbles, low));
+template <int offset>
+inline void unpack(weights_32<offset> & w, int group, const void * qs, __m128i values, __m256 d) {
+    const __m256i low             = _mm256_set1_epi8(15);
+    const __m256i unsigned_values = _mm256_broadcastsi128_si256(_mm_add_epi8(values, _mm_set1_epi8(offset)));
+    const auto    value           = [&](__m256i nibbles) {
+        return _mm256_shuffle_epi8(unsigned_values, _mm256_and_si256(nibbles, low));
     };
     for (int j = 0; j < 2; j++) {
         const __m256i rows_0123 = _mm256_loadu_si256((const __m256i *) qs + 2 * j);
@@ -232,38 +261,49 @@ inline void unpack(weights_32 & w, int group, const void * qs, __m128i values, _
     floats(w.d, group) = d;
 }
 
-inline void unpack(weights_32 & w, int group, const block_q4_0x8 & b) {
-    const __m128i values = _mm_setr_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    unpack(w, group, b.qs, values, load_rearranged(b.d));
+inline void unpack(weights_q4_0 & w, int group, const block_q4_0x8 & b) {
+    unpack(w, group, b.qs, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1), load_rearranged(b.d));
 }
 
-inline void unpack(weights_32 & w, int group, const block_mxfp4x8 & b) {
-    const __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *) kvalues_mxfp4), _mm_set1_epi8(OFFSET_MXFP4));
-    float         d[8];
+inline void unpack(weights_mxfp4 & w, int group, const block_mxfp4x8 & b) {
+    float d[8];
     for (int i = 0; i < 8; i++) {
         d[i] = GGML_CPU_E8M0_TO_FP32_HALF(b.e[i / 2 + i % 2 * 4]);
     }
-    unpack(w, group, b.qs, values, _mm256_loadu_ps(d));
+    unpack(w, group, b.qs, _mm_loadu_si128((const __m128i *) kvalues_mxfp4), _mm256_loadu_ps(d));
 }
 
-template <int T>
-inline void multiply_block(const weights_32 & w, const activations_32 & y, const void * const * vy, int b,
-                           accumulators & acc, int first) {
-    const int8_t * qs[T];
+template <int T, typename block, int offset>
+inline void multiply_block(const weights_32<offset> & w, const activations & y, int b, accumulators & acc, int first) {
+    const int8_t * a[T];
     int_lanes      sums[T];
     for (int t = 0; t < T; t++) {
-        qs[t]   = ((const block_q8_0 *) vy[first + t])[b].qs;
-        sums[t] = int_lanes{} + y.sums[first + t][b];
+        a[t]    = y.values[first + t] + b * y.block_size;
+        sums[t] = int_lanes{} + y.sums[b][first + t];
     }
-    for (int i = 0; i < 32; i += 16) { // 16 bits are enough for 16 columns of each type
+    constexpr int N = HAS_VNNI ? 32 : 16; // columns of these types whose sums have 16 bits
+    for (int i = 0; i < 32; i += N) {
         int_lanes part[T] = {};
-        multiply_columns<16, T>(w.all, i, qs, part);
+        multiply_columns<N, T, STEP<block>>(w.all, i, a, part);
         for (int t = 0; t < T; t++) {
             sums[t] += scaled(part[t], int_lanes{} + 1);
         }
     }
     for (int t = 0; t < T; t++) {
-        acc.sum[first + t] = multiply_add(sums[t], w.d * y.d[first + t][b], acc.sum[first + t]);
+        acc.sum[first + t] = multiply_add(sums[t], w.d * y.d[b][first + t], acc.sum[first + t]);
+    }
+}
+
+// Sums are those of blocks, times -offset.
+template <typename block, int offset>
+void prepare(weights_32<offset> *, activations & y, int row, const block * a, int n_blocks) {
+    prepare_row(y, row, a, n_blocks);
+    for (int b = 0; b < n_blocks; b++) {
+        int sum = 0;
+        for (int i = 0; i < 32; i++) {
+            sum += y.values[row][b * sizeof(block) + i / 8 * STEP<block> + i % 8];
+        }
+        y.sums[b][row] = -offset * sum;
     }
 }
 
@@ -284,20 +324,26 @@ inline void for_rows(int nr, F f) {
     }
 }
 
-template <typename weights, typename block, typename F>
-void multiply_rows(int n_blocks, float * const * s, const void * vx, int nr, int nc, F multiply) {
+template <typename weights, typename weight_block, typename block>
+bool multiply_rows(int n_blocks, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
     const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     weights       w;
+    activations   y;
     accumulators  acc;
+    for (int i = 0; i < nr; i++) {
+        prepare(&w, y, i, (const block *) vy[i], n_blocks);
+    }
     for (int x = 0; x < nc / 8; x += GROUPS) {
         const int n_groups = nc / 8 - x < GROUPS ? nc / 8 - x : GROUPS;
         memset(acc.sum, 0, sizeof(acc.sum[0]) * nr);
         memset(acc.min, 0, sizeof(acc.min[0]) * nr);
         for (int b = 0; b < n_blocks; b++) {
             for (int group = 0; group < GROUPS; group++) { // the first again in the place of one that is missing
-                unpack(w, group, ((const block *) vx)[(x + group % n_groups) * n_blocks + b]);
+                unpack(w, group, ((const weight_block *) vx)[(x + group % n_groups) * n_blocks + b]);
             }
-            for_rows(nr, [&](auto count, int first) { multiply(count, w, b, acc, first); });
+            for_rows(nr, [&](auto count, int first) {
+                multiply_block<decltype(count)::value, block>(w, y, b, acc, first);
+            });
         }
         for (int i = 0; i < nr; i++) {
             for (int group = 0; group < n_groups; group++) {
@@ -306,45 +352,55 @@ void multiply_rows(int n_blocks, float * const * s, const void * vx, int nr, int
             }
         }
     }
+    return true;
 }
 
-template <typename block>
-bool multiply_rows_32(int offset, int n, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
-    if (n / QK8_0 > MOST_BLOCKS) {
+template <typename block_32, typename block_K>
+bool multiply(ggml_type type, int n, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
+    if (n / 32 > MOST_BLOCKS) {
         return false;
     }
-    activations_32 y;
-    prepare(y, offset, n / QK8_0, vy, nr);
-    const auto multiply = [&](auto count, const weights_32 & w, int b, accumulators & acc, int first) {
-        multiply_block<decltype(count)::value>(w, y, vy, b, acc, first);
-    };
-    multiply_rows<weights_32, block>(n / QK8_0, s, vx, nr, nc, multiply);
-    return true;
-}
-
-bool multiply_rows_q4_K(int n, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
-    const auto multiply = [&](auto count, const weights_q4_K & w, int b, accumulators & acc, int first) {
-        multiply_block<decltype(count)::value>(w, vy, b, acc, first);
-    };
-    multiply_rows<weights_q4_K, block_q4_Kx8>(n / QK_K, s, vx, nr, nc, multiply);
-    return true;
+    switch (type) {
+        case GGML_TYPE_Q4_0: return multiply_rows<weights_q4_0, block_q4_0x8, block_32>(n / QK4_0, s, vx, vy, nr, nc);
+        case GGML_TYPE_MXFP4:
+            return multiply_rows<weights_mxfp4, block_mxfp4x8, block_32>(n / QK_MXFP4, s, vx, vy, nr, nc);
+        case GGML_TYPE_Q4_K: return multiply_rows<weights_q4_K, block_q4_Kx8, block_K>(n / QK_K, s, vx, vy, nr, nc);
+        default:             return false;
+    }
 }
 
 } // namespace
 
 bool ggml_gemv_repacked_rows(enum ggml_type type, int n, float * const * s, const void * vx, const void * const * vy,
                              int nr, int nc) {
-    switch (type) {
-        case GGML_TYPE_Q4_0:  return multiply_rows_32<block_q4_0x8>(OFFSET_Q4_0, n, s, vx, vy, nr, nc);
-        case GGML_TYPE_MXFP4: return multiply_rows_32<block_mxfp4x8>(OFFSET_MXFP4, n, s, vx, vy, nr, nc);
-        case GGML_TYPE_Q4_K:  return multiply_rows_q4_K(n, s, vx, vy, nr, nc);
-        default:              return false;
+    return multiply<block_q8_0, block_q8_K>(type, n, s, vx, vy, nr, nc);
+}
+
+bool ggml_gemm_repacked_rows(enum ggml_type type, int n, float * s, size_t bs, const void * vx, const void * vy, int nr,
+                             int nc) {
+    const size_t four = type == GGML_TYPE_Q4_K ? n / QK_K * sizeof(block_q8_Kx4) : n / QK8_0 * sizeof(block_q8_0x4);
+    for (int first = 0; first < nr; first += GGML_REPACKED_ROWS) {
+        const int    n_rows = nr - first < GGML_REPACKED_ROWS ? nr - first : GGML_REPACKED_ROWS;
+        float *      rows_s[GGML_REPACKED_ROWS];
+        const void * rows_vy[GGML_REPACKED_ROWS];
+        for (int i = 0; i < n_rows; i++) {
+            rows_s[i]  = s + (first + i) * bs;
+            rows_vy[i] = (const char *) vy + (first + i) / 4 * four;
+        }
+        if (!multiply<block_q8_0x4, block_q8_Kx4>(type, n, rows_s, vx, rows_vy, n_rows, nc)) {
+            return false;
+        }
     }
+    return true;
 }
 
 #else
 
 bool ggml_gemv_repacked_rows(enum ggml_type, int, float * const *, const void *, const void * const *, int, int) {
+    return false;
+}
+
+bool ggml_gemm_repacked_rows(enum ggml_type, int, float *, size_t, const void *, const void *, int, int) {
     return false;
 }
 

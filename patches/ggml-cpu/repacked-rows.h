@@ -4,14 +4,19 @@
 #include "ggml.h"
 
 // Products of a matrix of weights, repacked in groups of eight rows, and several rows of activations. The weights are
-// unpacked once for all of them. Each product is added up in the order of ggml_gemv_*, so it has the same bits.
-//
-// s[i] gets the nc products of row i, whose quantized activations are vy[i]; n is the number of values of a row.
-// Returns false, and does nothing, if the type or the processor has no such function.
+// unpacked once for all of them, or for GGML_REPACKED_ROWS at a time. Each product is added up in the order of ggml's
+// kernel, so it has the same bits. n is the number of values of a row, nc that of rows of weights. A function returns
+// false, and does nothing, if it does not have the type, the size or the processor.
 //
 // Thread-safety: may be called from any thread.
+
+// The most rows of activations in the first function.
+constexpr int GGML_REPACKED_ROWS = 32;
+
+// As ggml_gemv_* for each row: s[i] gets the products of the row vy[i], quantized by itself.
 bool ggml_gemv_repacked_rows(enum ggml_type type, int n, float * const * s, const void * vx, const void * const * vy,
                              int nr, int nc);
 
-// The most rows of a call.
-constexpr int GGML_REPACKED_ROWS = 32;
+// As ggml_gemm_*, for rows quantized by fours.
+bool ggml_gemm_repacked_rows(enum ggml_type type, int n, float * s, size_t bs, const void * vx, const void * vy, int nr,
+                             int nc);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "../../patches/ggml-cpu/repacked-rows.h"
+
 #include "device/repacked-layout.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -125,4 +127,47 @@ TEST_CASE("tokens that make no group of four for a matrix get the bits of each a
             }
         }
     }
+}
+
+extern "C" {
+using quantize_by_four = void(const float * x, void * y, int64_t n);
+using multiply_all     = void(int n, float * s, size_t bs, const void * vx, const void * vy, int nr, int nc);
+quantize_by_four ggml_quantize_mat_q8_0_4x8, ggml_quantize_mat_q8_K_4x8;
+multiply_all     ggml_gemm_q4_0_8x8_q8_0, ggml_gemm_q4_K_8x8_q8_K, ggml_gemm_mxfp4_8x8_q8_0;
+}
+
+static void check_rows_of_four(ggml_type type, quantize_by_four * quantize, multiply_all * multiply) {
+    for (const hobbit::matrix_shape & shape : { hobbit::matrix_shape{ 512, 80 }, { 768, 16 } }) {
+        const weights matrix(type, shape, 1);
+        const size_t  row_size = size_t(shape.n_in) * 2; // more than any type needs
+        const int     n_in     = int(shape.n_in);
+        for (const int n_tokens : { 4, 8, 12, 36, 72 }) {
+            CAPTURE(ggml_type_name(type));
+            CAPTURE(n_tokens);
+            const floats      tokens = random_floats(shape.n_in * n_tokens, 3);
+            std::vector<char> quantized(row_size * size_t(n_tokens));
+            const size_t      four = type == GGML_TYPE_Q4_K ? 4 * ggml_row_size(GGML_TYPE_Q8_K, n_in)
+                                                            : 4 * ggml_row_size(GGML_TYPE_Q8_0, n_in);
+            for (int i = 0; i < n_tokens; i += 4) {
+                quantize(tokens.data() + i * n_in, quantized.data() + size_t(i / 4) * four, n_in);
+            }
+            floats expected(size_t(shape.n_out * n_tokens));
+            floats found(expected.size());
+            // all groups but one, so that wide vectors have a half of their last
+            const int n_out = int(shape.n_out) - 8;
+            if (matrix.is_packed && ggml_gemm_repacked_rows(type, n_in, found.data(), size_t(shape.n_out),
+                                                            matrix.tensor->data, quantized.data(), n_tokens, n_out)) {
+                multiply(n_in, expected.data(), size_t(shape.n_out), matrix.tensor->data, quantized.data(), n_tokens,
+                         n_out);
+                REQUIRE(found == expected);
+            }
+        }
+    }
+}
+
+TEST_CASE("tokens quantized by fours get the bits of ggml's kernels") {
+    ggml_cpu_init();
+    check_rows_of_four(GGML_TYPE_Q4_0, ggml_quantize_mat_q8_0_4x8, ggml_gemm_q4_0_8x8_q8_0);
+    check_rows_of_four(GGML_TYPE_Q4_K, ggml_quantize_mat_q8_K_4x8, ggml_gemm_q4_K_8x8_q8_K);
+    check_rows_of_four(GGML_TYPE_MXFP4, ggml_quantize_mat_q8_0_4x8, ggml_gemm_mxfp4_8x8_q8_0);
 }
