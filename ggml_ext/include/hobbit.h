@@ -35,6 +35,7 @@ typedef struct hobbit_model hobbit_model;
 
 struct ggml_backend_buffer_type;
 struct ggml_backend_device;
+struct ggml_backend_sched;
 struct ggml_tensor;
 
 //
@@ -173,9 +174,8 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * m
 // The buffer type of the device that computes the block's experts: for biases, which are added there. Valid for ever.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block);
 
-// Bytes of a snapshot of one sequence's state; 0 where a state can go back without. Memory for as many as
-// hobbit.snapshots asks for is kept free of experts, see hobbit_info. REQUIRES: before hobbit_plan_pools and the first
-// context.
+// Bytes of a snapshot of one sequence's state; 0 where a state can go back without. Memory for hobbit.snapshots of them
+// is kept free of experts, see hobbit_info. REQUIRES: before hobbit_plan_pools and the first context.
 HOBBIT_API void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes);
 
 // Memory that the first context would allocate.
