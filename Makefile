@@ -359,7 +359,7 @@ wheel-bits: $(WHEEL)/.built $(WHEEL)/stock/.built build/stock/.built
 ifeq ($(CROSS),)
 	python tests/package/variants.py dist/pyhobbit-*_$(ARCH).whl $(WHEEL)/stock/bin $(KINDS)
 else
-	python tests/package/chroots.py dist/pyhobbit-*_$(ARCH).whl bookworm --bits $(KINDS) $(SELECT:%=--select %)
+	python tests/package/chroots.py dist/pyhobbit-*_$(ARCH).whl bookworm --bits $(KINDS) $(if $(SELECT),--select '$(SELECT)')
 endif
 
 wheel-stock: $(WHEEL)/stock/.built
