@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 namespace hobbit {
@@ -269,9 +268,6 @@ double settings::own_threshold() const {
 
 // Returns true if a stored value does not apply beside those given. rule_name: the rule that the model gets
 bool settings::is_overruled(const std::string & key, const std::string & rule_name) const {
-    if (key == "hobbit.low_share") {
-        return own_threshold() >= 0.0;
-    }
     if (key == "hobbit.price") {
         return !takes_price(rule_name);
     }
@@ -283,16 +279,17 @@ bool settings::is_overruled(const std::string & key, const std::string & rule_na
 }
 
 status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
-    std::string rule_name = rule();
+    std::string stored_rule = find_setting("hobbit.rule")->default_value; // to which the stored numbers were fitted
     for (const auto & [key, value] : stored) {
         const auto * name = std::get_if<std::string>(&value);
-        rule_name         = key == "hobbit.rule" && name && !is_overruled(key, rule()) ? *name : rule_name;
+        stored_rule       = key == "hobbit.rule" && name ? *name : stored_rule;
     }
+    const std::string rule_name = values_.any_given(NUMBERS) ? rule() : stored_rule;
     for (size_t i = 0; i < stored.size(); i++) {
         auto [key, value] = stored[i];
         if (key == share_key(rule_name)) {
             key = "hobbit.low_share";
-        } else if (key.find(".low_share", std::strlen("hobbit.")) != std::string::npos) {
+        } else if (key == "hobbit.low_share" ? rule_name != stored_rule : key.find(".low_share") != std::string::npos) {
             continue; // another rule's
         }
         if (const auto * fitted = std::get_if<double>(&value)) {
