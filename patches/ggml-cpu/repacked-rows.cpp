@@ -7,6 +7,8 @@
 #include "repack.h"
 #include "simd-mappings.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -18,7 +20,7 @@ namespace {
 constexpr int MOST_BLOCKS = 256;
 
 // Vectors have a lane for each row of weights. They take one or two groups of eight rows.
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define LANES_INTRINSIC(name) _mm512_##name
 constexpr int GROUPS = 2;
 using int_vector     = __m512i;
@@ -28,25 +30,29 @@ constexpr int GROUPS = 1;
 using int_vector     = __m256i;
 #endif
 
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define HAS_VNNI true
+#define DPBUSD LANES_INTRINSIC(dpbusd_epi32)
+#elif defined(__AVXVNNI__) && !defined(__AVX512BW__)
+#define HAS_VNNI true
+#define DPBUSD _mm256_dpbusd_avx_epi32
+#else
+#define HAS_VNNI false
+#define DPBUSD(sums, u, a) LANES_INTRINSIC(add_epi16)(sums, LANES_INTRINSIC(maddubs_epi16)(u, a))
+#endif
+
 typedef int32_t int_lanes __attribute__((vector_size(32 * GROUPS)));
 typedef float   float_lanes __attribute__((vector_size(32 * GROUPS)));
 
-#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
-constexpr bool HAS_VNNI = true;
-#else
-constexpr bool HAS_VNNI = false;
-#endif
-
-// Sums of products of unsigned bytes u and signed bytes a: with VNNI in 32 bits, four a lane, else in 16 bits, two of
-// them.
+// Adds products of unsigned bytes u and signed bytes a to sums. With VNNI a sum has 32 bits and four products, else 16
+// bits and two.
 inline int_lanes dot(int_lanes sums, int_lanes u, int_lanes a) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return (int_lanes) LANES_INTRINSIC(dpbusd_epi32)((int_vector) sums, (int_vector) u, (int_vector) a);
-#elif defined(__AVXVNNI__)
-    return (int_lanes) _mm256_dpbusd_avx_epi32((__m256i) sums, (__m256i) u, (__m256i) a);
-#else
-    return (int_lanes) _mm256_add_epi16((__m256i) sums, _mm256_maddubs_epi16((__m256i) u, (__m256i) a));
-#endif
+    return (int_lanes) DPBUSD((int_vector) sums, (int_vector) u, (int_vector) a);
+}
+
+// The columns whose products fit into a sum, if weights are at most `most`.
+constexpr int columns_of_sum(int most) {
+    return HAS_VNNI || 16 * most * 128 <= INT16_MAX ? 32 : 16;
 }
 
 inline int_lanes multiply_pairs(int_lanes a, int_lanes b) {
@@ -69,8 +75,7 @@ inline int_lanes four_values(const int8_t * p) {
 }
 
 // One group's lanes of a vector.
-template <typename T>
-inline __m256i & ints(T & lanes, int group) {
+inline __m256i & ints(int_lanes & lanes, int group) {
     return ((__m256i *) &lanes)[group];
 }
 
@@ -89,15 +94,18 @@ struct columns {
     int_lanes u[8];
 };
 
+constexpr int SWAP_PAIRS = 0xb1; // in _mm256_shuffle_epi32
+constexpr int ODD_LANES  = 0xaa;
+
 // Puts eight columns of rows 0 to 3 and of rows 4 to 7 into two vectors.
 inline void put(columns & to, int j, int group, __m256i rows_0123, __m256i rows_4567) {
-    ints(to.u[j], group)     = _mm256_blend_epi32(rows_0123, _mm256_shuffle_epi32(rows_4567, 177), 170);
-    ints(to.u[j + 1], group) = _mm256_blend_epi32(_mm256_shuffle_epi32(rows_0123, 177), rows_4567, 170);
+    ints(to.u[j], group)     = _mm256_blend_epi32(rows_0123, _mm256_shuffle_epi32(rows_4567, SWAP_PAIRS), ODD_LANES);
+    ints(to.u[j + 1], group) = _mm256_blend_epi32(_mm256_shuffle_epi32(rows_0123, SWAP_PAIRS), rows_4567, ODD_LANES);
 }
 
 // Rows of activations, stored each by itself or four of them in turn, eight values each.
-template <typename block>
-constexpr int STEP = std::is_same_v<block, block_q8_Kx4> || std::is_same_v<block, block_q8_0x4> ? 32 : 8;
+template <typename row_block>
+constexpr int STEP = std::is_same_v<row_block, block_q8_Kx4> || std::is_same_v<row_block, block_q8_0x4> ? 32 : 8;
 
 struct activations {
     const int8_t * values[GGML_REPACKED_ROWS];            // a row's first eight; the next eight are STEP bytes later
@@ -120,16 +128,16 @@ inline float scale(const block_q8_0x4 & a, int row) {
 }
 
 // Sets all but the sums of a row.
-template <typename block>
-void prepare_row(activations & y, int row, const block * a, int n_blocks) {
-    y.values[row] = a->qs + (STEP<block> == 8 ? 0 : row % 4 * 8);
-    y.block_size  = sizeof(block);
+template <typename row_block>
+void prepare_row(activations & y, int row, const row_block * a, int n_blocks) {
+    y.values[row] = (const int8_t *) a + offsetof(row_block, qs) + (STEP<row_block> == 8 ? 0 : row % 4 * 8);
+    y.block_size  = sizeof(row_block);
     for (int b = 0; b < n_blocks; b++) {
         y.d[b][row] = scale(a[b], row % 4);
     }
 }
 
-// Sums of N columns, from the first, and T rows of activations.
+// Adds products of N columns, beginning with `first`, and T rows of activations to sums.
 template <int N, int T, int step>
 inline void multiply_columns(const columns & w, int first, const int8_t * const * a, int_lanes * sums) {
 #pragma GCC unroll 8
@@ -190,23 +198,24 @@ inline void unpack(weights_q4_K & w, int group, const block_q4_Kx8 & b) {
     floats(w.dmin, group) = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) b.dmin));
 }
 
-// A product is added up by blocks, and where rows are stored by four by quarters of blocks, as ggml's kernels do.
-template <int T, typename block>
+// A product is added up by blocks, as ggml's kernels do; by quarters of blocks where rows are stored by fours.
+template <int T, typename row_block>
 inline void multiply_block(const weights_q4_K & w, const activations & y, int b, accumulators & acc, int first) {
     int_lanes sums[T] = {}, mins[T] = {};
     for (int i = 0; i < 8; i++) {
         const int8_t * a[T];
         int_lanes      part[T] = {};
         for (int t = 0; t < T; t++) {
-            a[t] = y.values[first + t] + b * y.block_size + 4 * STEP<block> * i;
+            a[t] = y.values[first + t] + b * y.block_size + 4 * STEP<row_block> * i;
         }
-        multiply_columns<32, T, STEP<block>>(w.sub[i], 0, a, part);
+        static_assert(columns_of_sum(15) == 32, "a sub-block needs one sum");
+        multiply_columns<32, T, STEP<row_block>>(w.sub[i], 0, a, part);
         for (int t = 0; t < T; t++) {
             sums[t] += scaled(part[t], w.scales[i]);
         }
         for (int t = 0; i % 2 == 1 && t < T; t++) {
             mins[t] += multiply_pairs(int_lanes{} + y.sums[4 * b + i / 2][first + t], w.mins[i / 2]);
-            if (STEP<block> == 32 || i == 7) {
+            if (STEP<row_block> == 32 || i == 7) {
                 const float d      = y.d[b][first + t];
                 acc.sum[first + t] = multiply_add(sums[t], w.d * d, acc.sum[first + t]);
                 acc.min[first + t] = multiply_add(mins[t], w.dmin * d, acc.min[first + t]);
@@ -224,9 +233,9 @@ inline const int16_t * sums_of_quarter(const block_q8_Kx4 & a, int i, int row) {
     return a.bsums + 16 * i + 4 * row;
 }
 
-// Sums are those of the two sub-blocks in a quarter of a block, 16 bits each.
-template <typename block>
-void prepare(weights_q4_K *, activations & y, int row, const block * a, int n_blocks) {
+// Sums are those of the two sub-blocks in a quarter of a block, 16 bits each. The first argument is there for its type.
+template <typename row_block>
+void prepare(const weights_q4_K &, activations & y, int row, const row_block * a, int n_blocks) {
     prepare_row(y, row, a, n_blocks);
     for (int i = 0; i < 4 * n_blocks; i++) {
         const int16_t * of16 = sums_of_quarter(a[i / 4], i % 4, row % 4);
@@ -236,17 +245,17 @@ void prepare(weights_q4_K *, activations & y, int row, const block * a, int n_bl
 
 // ---- types of 32 values with one scale
 
-// `offset` is added to each value, so that it is not negative.
-template <int offset>
+// `offset` is added to each value, so that it lies between 0 and `most`.
+template <int offset, int most>
 struct weights_32 {
     columns     all;
     float_lanes d;
 };
-using weights_q4_0  = weights_32<8>;
-using weights_mxfp4 = weights_32<12>;
+using weights_q4_0  = weights_32<8, 15>;
+using weights_mxfp4 = weights_32<12, 24>;
 
-template <int offset>
-inline void unpack(weights_32<offset> & w, int group, const void * qs, __m128i values, __m256 d) {
+template <int offset, int most>
+inline void unpack(weights_32<offset, most> & w, int group, const void * qs, __m128i values, __m256 d) {
     const __m256i low             = _mm256_set1_epi8(15);
     const __m256i unsigned_values = _mm256_broadcastsi128_si256(_mm_add_epi8(values, _mm_set1_epi8(offset)));
     const auto    value           = [&](__m256i nibbles) {
@@ -273,18 +282,19 @@ inline void unpack(weights_mxfp4 & w, int group, const block_mxfp4x8 & b) {
     unpack(w, group, b.qs, _mm_loadu_si128((const __m128i *) kvalues_mxfp4), _mm256_loadu_ps(d));
 }
 
-template <int T, typename block, int offset>
-inline void multiply_block(const weights_32<offset> & w, const activations & y, int b, accumulators & acc, int first) {
+template <int T, typename row_block, int offset, int most>
+inline void multiply_block(const weights_32<offset, most> & w, const activations & y, int b, accumulators & acc,
+                           int first) {
     const int8_t * a[T];
     int_lanes      sums[T];
     for (int t = 0; t < T; t++) {
         a[t]    = y.values[first + t] + b * y.block_size;
         sums[t] = int_lanes{} + y.sums[b][first + t];
     }
-    constexpr int N = HAS_VNNI ? 32 : 16; // columns of these types whose sums have 16 bits
+    constexpr int N = columns_of_sum(most);
     for (int i = 0; i < 32; i += N) {
         int_lanes part[T] = {};
-        multiply_columns<N, T, STEP<block>>(w.all, i, a, part);
+        multiply_columns<N, T, STEP<row_block>>(w.all, i, a, part);
         for (int t = 0; t < T; t++) {
             sums[t] += scaled(part[t], int_lanes{} + 1);
         }
@@ -294,16 +304,20 @@ inline void multiply_block(const weights_32<offset> & w, const activations & y, 
     }
 }
 
-// Sums are those of blocks, times -offset.
-template <typename block, int offset>
-void prepare(weights_32<offset> *, activations & y, int row, const block * a, int n_blocks) {
+// Sums are those of blocks, times -offset. The first argument is there for its type.
+template <typename row_block, int offset, int most>
+void prepare(const weights_32<offset, most> &, activations & y, int row, const row_block * a, int n_blocks) {
     prepare_row(y, row, a, n_blocks);
+    const auto eight = [](const int8_t * p) { return _mm_loadl_epi64((const __m128i *) p); };
     for (int b = 0; b < n_blocks; b++) {
-        int sum = 0;
-        for (int i = 0; i < 32; i++) {
-            sum += y.values[row][b * sizeof(block) + i / 8 * STEP<block> + i % 8];
-        }
-        y.sums[b][row] = -offset * sum;
+        const int8_t * p     = y.values[row] + b * sizeof(row_block);
+        const __m128i  ones  = _mm_set1_epi8(1);
+        const __m128i  first = _mm_unpacklo_epi64(eight(p), eight(p + STEP<row_block>));
+        const __m128i  last  = _mm_unpacklo_epi64(eight(p + 2 * STEP<row_block>), eight(p + 3 * STEP<row_block>));
+        const __m128i  pairs = _mm_add_epi16(_mm_maddubs_epi16(ones, first), _mm_maddubs_epi16(ones, last));
+        const __m128i  fours = _mm_madd_epi16(pairs, _mm_set1_epi16(-offset));
+        const __m128i  two   = _mm_hadd_epi32(fours, fours);
+        y.sums[b][row]       = _mm_cvtsi128_si32(_mm_hadd_epi32(two, two));
     }
 }
 
@@ -324,14 +338,14 @@ inline void for_rows(int nr, F f) {
     }
 }
 
-template <typename weights, typename weight_block, typename block>
+template <typename weights, typename weight_block, typename row_block>
 bool multiply_rows(int n_blocks, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
     const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     weights       w;
     activations   y;
     accumulators  acc;
     for (int i = 0; i < nr; i++) {
-        prepare(&w, y, i, (const block *) vy[i], n_blocks);
+        prepare(w, y, i, (const row_block *) vy[i], n_blocks);
     }
     for (int x = 0; x < nc / 8; x += GROUPS) {
         const int n_groups = nc / 8 - x < GROUPS ? nc / 8 - x : GROUPS;
@@ -342,7 +356,7 @@ bool multiply_rows(int n_blocks, float * const * s, const void * vx, const void 
                 unpack(w, group, ((const weight_block *) vx)[(x + group % n_groups) * n_blocks + b]);
             }
             for_rows(nr, [&](auto count, int first) {
-                multiply_block<decltype(count)::value, block>(w, y, b, acc, first);
+                multiply_block<decltype(count)::value, row_block>(w, y, b, acc, first);
             });
         }
         for (int i = 0; i < nr; i++) {
@@ -373,6 +387,7 @@ bool multiply(ggml_type type, int n, float * const * s, const void * vx, const v
 
 bool ggml_gemv_repacked_rows(enum ggml_type type, int n, float * const * s, const void * vx, const void * const * vy,
                              int nr, int nc) {
+    GGML_ASSERT(nr <= GGML_REPACKED_ROWS);
     return multiply<block_q8_0, block_q8_K>(type, n, s, vx, vy, nr, nc);
 }
 
