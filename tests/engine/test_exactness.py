@@ -158,8 +158,10 @@ def test_without_settings_a_plain_model_runs_as_in_stock(name: str) -> None:
 @pytest.mark.parametrize("name", ["tiny-q4_0"])
 def test_repacked_weights_take_other_kernels(name: str) -> None:
     """Otherwise the comparisons of repacked cases would prove nothing."""
-    plain, repacked = (_stock(case).logits["decode"] for case in (name, f"{name}-repacked"))
-    assert (plain != repacked).any()
+    plain, repacked = (_stock(case) for case in (name, f"{name}-repacked"))
+    if "CPU_REPACK model buffer" not in repacked.log:
+        pytest.skip("this processor has no layouts of its own")
+    assert (plain.logits["decode"] != repacked.logits["decode"]).any()
 
 
 def test_a_low_tier_of_the_same_type_computes_the_same() -> None:
