@@ -25,7 +25,7 @@ struct untouched_memory {
     ~untouched_memory() { munmap(begin, n_pages * PAGE); }
 
     size_t n_resident() const {
-        std::vector<unsigned char> pages(n_pages);
+        std::vector<unsigned char> pages(n_pages * (PAGE / 4096)); // qemu-user fills in the machine's smaller ones
         REQUIRE(mincore(begin, n_pages * PAGE, pages.data()) == 0);
         return size_t(std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; }));
     }
