@@ -215,11 +215,10 @@ static void check_kernels(const kernels & k, int n, int n_rows, int fill) {
     for (int i = 0; i < n_rows; i += 4) {
         k.quantize(x.data() + i * n, y.data() + size_t(i) * row_size, n);
     }
-    if (ggml_gemm_repacked_rows(k.type, n, found.data(), n_columns, w.data(), y.data(), n_rows, n_columns)) {
-        k.gemm(n, expected.data(), n_columns, w.data(), y.data(), n_rows, n_columns);
-        CHECK(has_kernels());
-        CHECK(equal_bits(found, expected));
-    }
+    k.gemm(n, expected.data(), n_columns, w.data(), y.data(), n_rows, n_columns);
+    CHECK(ggml_gemm_repacked_rows(k.type, n, found.data(), n_columns, w.data(), y.data(), n_rows, n_columns) ==
+          has_kernels());
+    CHECK((!has_kernels() || equal_bits(found, expected)));
 }
 
 TEST_CASE("kernels have the bits of ggml's, for the largest values and sizes, too") {
