@@ -26,7 +26,7 @@ from pyhobbit.cli.options import (
     add_setting_arguments,
     cache_config,
 )
-from pyhobbit.cli.server_flags import SERVER, known, value
+from pyhobbit.cli.server_flags import SERVER, any_given, known, value
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import EXACT, model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
@@ -67,9 +67,10 @@ _ANSWERS = ("--version", "--usage", "--cache-list", "--completion-bash", "--list
 # ... or gets it by itself, as with a flag for a model of its choice: --...-default
 _MODEL_FOLDERS = ("--models-dir", "--models-preset")
 _MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *_MODEL_FOLDERS)
+_BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 # Make it hold another amount of memory than the plan knows of.
 _MEMORY_FLAGS = (
-    "--batch-size",
+    *_BATCH_FLAGS,
     "--cpu-moe",
     "--device",
     "--gpu-layers",
@@ -85,7 +86,6 @@ _MEMORY_FLAGS = (
     "--split-mode",
     "--swa-full",
     "--tensor-split",
-    "--ubatch-size",
 )
 # Load further models, of which nobody knows before what memory they take.
 _FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")
@@ -99,7 +99,6 @@ _SERVER_NAMES = {
     **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
 }
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
-_BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _LEAST_CONTEXT = 256
 _DRAFTS = 3  # its own default
 
@@ -154,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
     cache = cache_config(args)  # refuses settings before a model is downloaded
     if args.llama_help:
         become([str(SERVER), "--help"])
-    if any(value(name, args.passed_on) is not None for name in _ANSWERS):
+    if any_given(_ANSWERS, args.passed_on):
         become([str(SERVER), *args.passed_on])
     without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
     if not without_model:
@@ -333,14 +332,13 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
 
 def _check_batch(n_batch: int | None, passed_on: Sequence[str]) -> None:
     EngineConfig(n_batch=n_batch)
-    for name in _BATCH_FLAGS:
-        if n_batch is not None and value(name, passed_on) is not None:
-            raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
+    if n_batch is not None and any_given(_BATCH_FLAGS, passed_on):
+        raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
 
 
 def _names_model(passed_on: Sequence[str]) -> bool:
     sources = {*_MODEL_SOURCES, *(name for name in known() if name.endswith("-default"))} - {"--spec-default"}
-    return any(value(name, passed_on) is not None for name in sources)
+    return any_given(sources, passed_on)
 
 
 def server_arguments(
@@ -450,7 +448,7 @@ def _head(passed_on: Sequence[str]) -> dict[str, Any]:
 def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]) -> _ServerConfig | None:
     """The config for the plan; None where other flags decide about the model's memory."""
     context = value("--ctx-size", passed_on)
-    unknown = any(value(name, passed_on) is not None for name in _MEMORY_FLAGS)
+    unknown = any_given(_MEMORY_FLAGS, passed_on)
     if unknown or not (context is None or context.isdecimal()):
         return None
     # with 0 llama-server takes what fits

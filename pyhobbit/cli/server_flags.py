@@ -3,7 +3,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -41,6 +41,11 @@ def value(name: str, arguments: Sequence[str], default: str | None = None) -> st
         if argument in flag.names:
             given = "".join(arguments[i + 1 : i + 2]) if flag.n_values else ""
     return given
+
+
+def any_given(names: Iterable[str], arguments: Sequence[str]) -> bool:
+    """True if one of these options is given. Raises HobbitError."""
+    return any(value(name, arguments) is not None for name in names)
 
 
 def without(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
