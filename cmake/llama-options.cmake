@@ -106,13 +106,13 @@ endfunction()
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 
-# Adds our files of the CPU backend: products of several rows, and, in the place of OpenMP's, the threads that compute graphs.
+# Adds our files of the CPU backend: products of repacked weights, and, in the place of OpenMP's, the threads that compute graphs.
 # To be called when ggml-cpu is there.
 function(hobbit_add_cpu_files)
     set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/ggml-cpu)
     hobbit_cpu_libraries(libraries)
     foreach(library IN LISTS libraries)
-        target_sources(${library} PRIVATE ${folder}/repacked-rows.cpp)
+        target_sources(${library} PRIVATE ${folder}/repacked-row.cpp ${folder}/repacked-rows.cpp)
         target_include_directories(${library} PRIVATE ${folder})
         if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # the team sleeps by futex
             target_sources(${library} PRIVATE ${folder}/thread-team.cpp)

@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "repacked-rows.h"
-
-#define GGML_COMMON_IMPL_CPP
-#define GGML_COMMON_DECL_CPP
-#include "ggml-common.h"
-#include "repack.h"
-#include "simd-mappings.h"
+#include "repacked-x86.h"
 
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <type_traits>
 
-#if defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#ifdef GGML_HAS_REPACKED_ROWS
 
 namespace {
-
-// The most blocks of 32 values in a row.
-constexpr int MOST_BLOCKS = 256;
 
 // Vectors have a lane for each row of weights. They take one or two groups of eight rows.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -108,10 +97,10 @@ template <typename row_block>
 constexpr int STEP = std::is_same_v<row_block, block_q8_Kx4> || std::is_same_v<row_block, block_q8_0x4> ? 32 : 8;
 
 struct activations {
-    const int8_t * values[GGML_REPACKED_ROWS];            // a row's first eight; the next eight are STEP bytes later
-    size_t         block_size;                            // in bytes
-    float          d[MOST_BLOCKS][GGML_REPACKED_ROWS];    // scales of blocks
-    int32_t        sums[MOST_BLOCKS][GGML_REPACKED_ROWS]; // see prepare
+    const int8_t * values[GGML_REPACKED_ROWS];              // a row's first eight; the next eight are STEP bytes later
+    size_t         block_size;                              // in bytes
+    float          d[GGML_MOST_BLOCKS][GGML_REPACKED_ROWS]; // scales of blocks
+    int32_t        sums[GGML_MOST_BLOCKS][GGML_REPACKED_ROWS]; // see prepare
 };
 
 inline float scale(const block_q8_K & a, int) {
@@ -164,18 +153,6 @@ struct weights_q4_K {
     int_lanes   mins[4]; // pairs of sub-blocks, 16 bits each; lanes in the order of rows
     float_lanes d, dmin;
 };
-
-// Eight scales and eight mins of a sub-block.
-inline __m128i scales_and_mins(const uint8_t * packed) {
-    uint32_t x[4];
-    memcpy(x, packed, 12);
-    x[3]                 = ((x[2] >> 4) & 0x0f0f0f0f) | (((x[1] >> 6) & 0x03030303) << 4);
-    const uint32_t mins  = x[1] & 0x3f3f3f3f;
-    x[1]                 = (x[2] & 0x0f0f0f0f) | (((x[0] >> 6) & 0x03030303) << 4);
-    x[2]                 = mins;
-    x[0]                &= 0x3f3f3f3f;
-    return _mm_loadu_si128((const __m128i *) x);
-}
 
 inline void unpack(weights_q4_K & w, int group, const block_q4_Kx8 & b) {
     const __m256i low   = _mm256_set1_epi8(15);
@@ -371,7 +348,7 @@ bool multiply_rows(int n_blocks, float * const * s, const void * vx, const void 
 
 template <typename block_32, typename block_K>
 bool multiply(ggml_type type, int n, float * const * s, const void * vx, const void * const * vy, int nr, int nc) {
-    if (n / 32 > MOST_BLOCKS) {
+    if (n / 32 > GGML_MOST_BLOCKS) {
         return false;
     }
     switch (type) {

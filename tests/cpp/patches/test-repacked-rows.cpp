@@ -142,7 +142,7 @@ extern "C" {
 using quantize_by_four = void(const float * x, void * y, int64_t n);
 using multiply_all     = void(int n, float * s, size_t bs, const void * vx, const void * vy, int nr, int nc);
 quantize_by_four ggml_quantize_mat_q8_0_4x8, ggml_quantize_mat_q8_K_4x8;
-multiply_all     ggml_gemv_q4_0_8x8_q8_0, ggml_gemv_q4_K_8x8_q8_K, ggml_gemv_mxfp4_8x8_q8_0;
+multiply_all     ggml_gemv_q4_0_8x8_q8_0, ggml_gemv_q4_K_8x8_q8_K, ggml_gemv_mxfp4_8x8_q8_0, ggml_gemv_q2_K_8x8_q8_K;
 multiply_all     ggml_gemm_q4_0_8x8_q8_0, ggml_gemm_q4_K_8x8_q8_K, ggml_gemm_mxfp4_8x8_q8_0;
 }
 
@@ -151,7 +151,7 @@ struct kernels {
     ggml_type          row_type;
     quantize_by_four * quantize;
     multiply_all *     gemv;
-    multiply_all *     gemm;
+    multiply_all *     gemm;       // or null: only products of one row have a kernel
     size_t             group_size; // bytes of eight blocks
     size_t             scale_size; // bytes of scales at the beginning of a group
 };
@@ -163,6 +163,7 @@ static const kernels KERNELS[] = {
       136, 8 },
     { GGML_TYPE_Q4_K, GGML_TYPE_Q8_K, ggml_quantize_mat_q8_K_4x8, ggml_gemv_q4_K_8x8_q8_K, ggml_gemm_q4_K_8x8_q8_K,
       1152, 32 },
+    { GGML_TYPE_Q2_K, GGML_TYPE_Q8_K, nullptr, ggml_gemv_q2_K_8x8_q8_K, nullptr, 672, 32 },
 };
 
 static bool has_kernels() {
@@ -208,7 +209,13 @@ static void check_kernels(const kernels & k, int n, int n_rows, int fill) {
         k.gemv(n, expected.data() + i * n_columns, n_columns, w.data(), row, 1, n_columns);
         s.push_back(found.data() + i * n_columns);
         rows.push_back(row);
+        CHECK(ggml_gemv_repacked_row(k.type, n, s.back(), w.data(), row, n_columns) == has_kernels());
     }
+    CHECK((!has_kernels() || equal_bits(found, expected)));
+    if (k.gemm == nullptr) {
+        return;
+    }
+    std::fill(found.begin(), found.end(), 0.0F);
     CHECK(ggml_gemv_repacked_rows(k.type, n, s.data(), w.data(), rows.data(), n_rows, n_columns) == has_kernels());
     CHECK((!has_kernels() || equal_bits(found, expected)));
 
@@ -236,4 +243,6 @@ TEST_CASE("kernels have the bits of ggml's, for the largest values and sizes, to
 TEST_CASE("other types and longer rows are left to ggml") {
     CHECK_FALSE(ggml_gemv_repacked_rows(GGML_TYPE_Q2_K, 256, nullptr, nullptr, nullptr, 0, 0));
     CHECK_FALSE(ggml_gemv_repacked_rows(GGML_TYPE_Q4_0, 8224, nullptr, nullptr, nullptr, 0, 0));
+    CHECK_FALSE(ggml_gemv_repacked_row(GGML_TYPE_IQ4_NL, 256, nullptr, nullptr, nullptr, 0));
+    CHECK_FALSE(ggml_gemv_repacked_row(GGML_TYPE_Q4_0, 8224, nullptr, nullptr, nullptr, 0));
 }
