@@ -324,13 +324,20 @@ bool multiply_rows(int n_blocks, float * const * s, const void * vx, const void 
     for (int i = 0; i < nr; i++) {
         prepare(w, y, i, (const row_block *) vy[i], n_blocks);
     }
+    const int other_groups = (GROUPS - 1) * n_blocks; // blocks that are multiplied beside those of a group
     for (int x = 0; x < nc / 8; x += GROUPS) {
         const int n_groups = nc / 8 - x < GROUPS ? nc / 8 - x : GROUPS;
         memset(acc.sum, 0, sizeof(acc.sum[0]) * nr);
         memset(acc.min, 0, sizeof(acc.min[0]) * nr);
         for (int b = 0; b < n_blocks; b++) {
             for (int group = 0; group < GROUPS; group++) { // the first again in the place of one that is missing
-                unpack(w, group, ((const weight_block *) vx)[(x + group % n_groups) * n_blocks + b]);
+                const weight_block * block = (const weight_block *) vx + (x + group % n_groups) * n_blocks + b;
+                const int            later = AHEAD / GROUPS / sizeof(weight_block) + 1;
+                const char *         next  = (const char *) (block + later + (b + later < n_blocks ? 0 : other_groups));
+                for (size_t i = 0; i + 64 <= sizeof(weight_block); i += 64) {
+                    fetch(next + i);
+                }
+                unpack(w, group, *block);
             }
             for_rows(nr, [&](auto count, int first) {
                 multiply_block<decltype(count)::value, row_block>(w, y, b, acc, first);
