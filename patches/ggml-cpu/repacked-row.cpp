@@ -109,11 +109,9 @@ inline __m128i twice(__m128i eight) {
     return _mm_unpacklo_epi8(eight, eight);
 }
 
-// The order in which sums_of_rows() has the rows of weights.
-#define ORDER 0, 1, 4, 5, 2, 3, 6, 7
-
+// Puts rows of weights into the order of sums_of_rows(), or back.
 inline __m256 in_order(__m256 x) {
-    return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(ORDER));
+    return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7));
 }
 
 inline __m256 multiply_add(__m256i sum, __m256 scale, float d, __m256 acc) {
@@ -203,7 +201,7 @@ struct sums_K {
 
 // Adds mins of two sub-blocks of each row, 16 bits each, times the sums of the activations there.
 inline void add_mins(sums_K & sums, __m128i mins, int first, int second) {
-    const __m256i of_a = _mm256_set1_epi32((first & 0xffff) | second << 16);
+    const __m256i of_a = _mm256_set1_epi32(int(uint16_t(first) | uint32_t(second) << 16));
     sums.mins          = _mm256_add_epi32(sums.mins, _mm256_madd_epi16(_mm256_cvtepu8_epi16(mins), of_a));
 }
 
