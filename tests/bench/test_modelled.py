@@ -133,6 +133,8 @@ def test_there_is_a_line_for_each_arm(plain: dict[str, dict[str, Any]], folder: 
         assert 0 < line["per_layer_us"]["host"] < line["per_layer_us"]["calls"]
     assert plain["demand"]["hits"] < plain["ours-gpu"]["hits"]
     assert plain["ours-gpu"]["by_cpu"] == 0 < plain["ours-cooperative"]["by_cpu"]
+    counters = plain["ours-gpu"]["counters"]
+    assert counters["predicted_right"] > 0.7 * counters["predicted"] > 0
     files = list(folder.glob("tiny-6x-*.gguf"))
     assert len(files) == 1
     assert files[0].stat().st_blocks * 512 < files[0].stat().st_size / 4
@@ -207,6 +209,7 @@ def test_dearer_hardware_is_slower_and_where_it_is_used(
     assert link["stock"]["token_ms"] == pytest.approx(plain["stock"]["token_ms"], rel=0.03)
     assert link["demand"]["token_ms"] > 1.2 * plain["demand"]["token_ms"]
     assert link["ours-auto"]["by_cpu"] >= plain["ours-auto"]["by_cpu"]
+    assert link["ours-auto"]["idle_us"]["link"] < 0.7 * 1000 * link["ours-auto"]["token_ms"] / 6  # by uploads
     cpu = _run(folder, ("stock", "ours-gpu"), cpu_gbs=2.0, cpu_busy_gbs=2.0)
     assert cpu["ours-gpu"]["token_ms"] == pytest.approx(plain["ours-gpu"]["token_ms"], rel=0.03)
     assert cpu["stock"]["token_ms"] > 1.2 * plain["stock"]["token_ms"]

@@ -78,7 +78,8 @@ class routing_script {
             for (int64_t i = 0; i < ggml_nelements(t); i++) {
                 values[i] = at(table_.weights, first_ + i / table_.n_used, layer_, i % table_.n_used);
             }
-        } else if (t->op == GGML_OP_MUL_MAT && t->name[0] == '\0' && t->ne[0] % table_.n_experts == 0) {
+        } else if (t->op == GGML_OP_MUL_MAT && std::strncmp(t->src[0]->name, "leaf_", 5) == 0 &&
+                   t->ne[0] % table_.n_experts == 0) { // all other weights have a name
             predict(t);
         }
     }

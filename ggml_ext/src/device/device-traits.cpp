@@ -16,8 +16,8 @@ static const device_traits table[] = {
     // backend copies_in   synchronizes spins_on upload_   reads_    load_  counts_in
     //         _streams    _early       _copies  share     past_end  width  _32_bits
     { "CPU",    false,      false,       false,   0.0,      false,    1,     false },
-    { "CUDA",   true,       false,       true,    0.25,     true,     8,     true  },
-    { "ROCm",   true,       false,       true,    0.25,     true,     8,     true  }, // the same sources
+    { "CUDA",   true,       false,       true,    1.0,      true,     8,     true  },
+    { "ROCm",   true,       false,       true,    1.0,      true,     8,     true  }, // the same sources
     { "Vulkan", false,      false,       true,    0.25,     false,    8,     true  },
     { "RPC",    false,      true,        false,   0.05,     true,     8,     true  },
 };

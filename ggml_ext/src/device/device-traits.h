@@ -25,7 +25,7 @@ struct device_traits {
     bool spins_on_copies;
 
     // The share of the time that background uploads may take once the pool is full. It is small where they wait in the
-    // same line as requests to compute.
+    // same line as requests to compute, and 1 where they run beside these.
     double upload_share;
 
     // Kernels read past the end of a matrix and multiply by zero what they find there, which must not be NaN.
