@@ -64,10 +64,10 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     # The engine brings the native libraries, which the converter does without, and the command line
     # answers to Ctrl-C only once it has started.
-    from importlib import import_module, metadata
+    from importlib import import_module
 
     if name == "__version__":
-        return metadata.version("pyhobbit")
+        return import_module("importlib.metadata").version("pyhobbit")
     for module, names in _MODULES.items():
         if name in names:
             try:

@@ -16,7 +16,6 @@ from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rp
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
-from pyhobbit.model.tiers import default_low_types, routed_part
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 from pyhobbit.settings.table import OPTIONS
 
@@ -82,6 +81,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.inspect import advice, forecast
     from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
+    from pyhobbit.model.tiers import default_low_types
     from pyhobbit.settings.resolve import resolved
 
     check_model_file(path)
@@ -119,8 +119,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     document["advice"] = []
     if plan is not None:
         may_add_low = default_low_types(model.routed_tensors()) is not None
-        calibrated = model.calibration is not None
-        document["advice"] = advice.advice(plan, speed, cache, calibrated, may_add_low)
+        document["advice"] = advice.advice(plan, speed, cache, model.calibration is not None, may_add_low)
     for i, sentence in enumerate(document["advice"]):
         show(f"{'' if i else 'advice':<13} - {sentence}")
     if args.json:
@@ -166,6 +165,8 @@ def _description(model: "ModelFile") -> dict[str, str]:
 
 def _used_text(model: "ModelFile") -> str:
     """Experts of a token, and their widths where these differ, with the layers where either does."""
+    from pyhobbit.model.tiers import routed_part
+
     down = ((tensor, routed_part(tensor.name)) for tensor in model.routed_tensors())
     widths = {part.layer: tensor.ne[0] for tensor, part in down if part and "down" in part.name}
     layers: dict[str, list[str]] = {}

@@ -6,14 +6,10 @@ It asks pyhobbit serve for its counters, once per interval; Ctrl-C ends it.
 
 import argparse
 import contextlib
-import http.client
 import json
 import shutil
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +21,6 @@ from pyhobbit.settings.config import format_size
 
 _URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 5
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows our servers
 _BARS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 60  # intervals
 _SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
@@ -71,38 +66,44 @@ def _own_address() -> str:
     """The address of this machine's only server. Raises ConfigError where there are several."""
     addresses = {each.address for each in running() if each.address}
     if len(addresses) > 1:
-        raise ConfigError(
-            f"several servers run here; give the address of one: {', '.join(sorted(addresses))}"
-        )
+        listed = ", ".join(sorted(addresses))
+        raise ConfigError(f"several servers run here; give the address of one: {listed}")
     return next(iter(addresses), _URL)
 
 
 def _loaded_model(url: str, key: str | None) -> str | None:
     """The only one that a server of several has loaded; None where there is none, or no such server."""
+    from http.client import HTTPException
+
     loaded = []
     unlike = (ValueError, KeyError, TypeError, AttributeError)  # it is another program; _ask() tells
-    with contextlib.suppress(OSError, http.client.HTTPException, *unlike):
+    with contextlib.suppress(OSError, HTTPException, *unlike):
         models = _get(f"{url}/v1/models", key)["data"]
         loaded = [each["id"] for each in models if each.get("status", {}).get("value") == "loaded"]
     return loaded[0] if len(loaded) == 1 else None
 
 
 def _get(url: str, key: str | None) -> Any:
+    from urllib.request import ProxyHandler, Request, build_opener  # no proxy knows our servers
+
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with _DIRECT.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as answer:
+    with build_opener(ProxyHandler({})).open(Request(url, headers=headers), timeout=_TIMEOUT_S) as answer:
         return json.load(answer)
 
 
 def _ask(url: str, model: str | None, key: str | None) -> Sample:
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.parse import urlencode
+
     which = {"model": model, "autoload": "false"} if model else {}  # to look loads no model
     try:
-        sample = _get(f"{url}/hobbit?{urllib.parse.urlencode(which)}", key)
-    except urllib.error.HTTPError as e:
+        sample = _get(f"{url}/hobbit?{urlencode(which)}", key)
+    except HTTPError as e:
         raise HobbitError(f"{url} gives no counters: {_reason(e, model)}") from e
-    except (OSError, ValueError, http.client.HTTPException) as e:
-        raise HobbitError(
-            f"no pyhobbit serve answers at {url} ({getattr(e, 'reason', e)}); give its address"
-        ) from e
+    except (OSError, ValueError, HTTPException) as e:
+        reason = getattr(e, "reason", e)
+        raise HobbitError(f"no pyhobbit serve answers at {url} ({reason}); give its address") from e
     if not sample.get("cached"):
         raise HobbitError(f"the model at {url} runs without an expert cache, so there is nothing to show")
     if "hits_by_layer" not in sample:
@@ -110,7 +111,7 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
     return {**sample, "at": time.monotonic()}
 
 
-def _reason(error: urllib.error.HTTPError, model: str | None) -> str:
+def _reason(error: Any, model: str | None) -> str:
     if error.code == 401:
         return "it wants --api-key"
     if error.code == 400:  # by a server of several models alone

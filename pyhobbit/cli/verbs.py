@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from importlib.metadata import version
+from importlib import import_module
 from typing import Any
 
 from pyhobbit import convert
@@ -67,8 +67,8 @@ _MODEL_OPTIONS = ("-m", "--model")
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
 
-def _parser() -> tuple[Parser, dict[str, Parser]]:
-    """That of the command line, and those of the verbs by name."""
+def _parser(arguments: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
+    """That of the command line, and those of the verbs by name. arguments: may ask for the version."""
     parser = Parser(
         prog="pyhobbit",
         usage="%(prog)s COMMAND [...] [options]",
@@ -76,7 +76,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         epilog="Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version",
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-    own_version = f"pyhobbit {version('pyhobbit')}"
+    asked = any(each.startswith("--v") for each in arguments)
+    own_version = f"pyhobbit {import_module('importlib.metadata').version('pyhobbit')}" if asked else ""
     parser.add_argument("--version", action="version", version=own_version, help=argparse.SUPPRESS)
     verbs = parser.add_subparsers(title="talk", metavar="COMMAND [...]", required=True, prog="pyhobbit")
     parsers: dict[str, Parser] = {}
@@ -93,7 +94,7 @@ def run(arguments: Sequence[str] | None) -> int:
     """Runs the verb that the arguments name; returns the exit status. Raises HobbitError, SystemExit."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     arguments = _with_our_verb(typed)
-    parser, parsers = _parser()
+    parser, parsers = _parser(arguments)
     if typed and typed[0] in _OTHER_VERBS:
         parsers[arguments[0]].prog = f"pyhobbit {typed[0]}"
     if "_ARGCOMPLETE" in os.environ:
@@ -116,8 +117,7 @@ def _with_our_verb(arguments: list[str]) -> list[str]:
     """The arguments with the verb as we call it; `help VERB` as `VERB --help`."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
-    verb, rest = arguments[:1], arguments[1:]
-    return [*(_OTHER_VERBS.get(each, each) for each in verb), *rest]
+    return [*(_OTHER_VERBS.get(each, each) for each in arguments[:1]), *arguments[1:]]
 
 
 def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
