@@ -72,10 +72,8 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
     names = {tensor.name for tensor in tensors}
     # the last norm has several names
     norms = {name for name in names if "norm" in name and not name.startswith("blk.")}
-    for needed, found in (
-        ("token_embd.weight", names & {"token_embd.weight"}),
-        ("output_norm.weight", norms),
-    ):
+    needs = {"token_embd.weight": names & {"token_embd.weight"}, "output_norm.weight": norms}
+    for needed, found in needs.items():
         if not found:
             raise HobbitError(f"{folder} has no weights for {needed}: download the rest of the checkpoint")
     return Listed(tuple(tensors), has_mtp, listed["without_mtp"])

@@ -13,16 +13,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 from conversion.base import LazyTorchTensor
 from conversion.deepseek import DeepseekV4Model
 
-_FILE_TYPES = {
-    "f32": gguf.LlamaFileType.ALL_F32,
-    "f16": gguf.LlamaFileType.MOSTLY_F16,
-    "bf16": gguf.LlamaFileType.MOSTLY_BF16,
-    "auto": gguf.LlamaFileType.GUESSED,
-}
+_FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "auto": "GUESSED"}
 _NVFP4_BYTES, _NVFP4_BLOCK = 9, 16  # bytes of a block's scale and codes
 
 
@@ -32,6 +28,7 @@ def main(folder: Path, out_type: str, has_mtp: str, converter: str = "", output:
     converter: the script that writes `output`; without it the tensors are listed.
     """
     _keep_experts_lazy()
+    _stack_by_shape()
     architecture = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
     model_class = get_model_class(architecture)
     without_mtp = has_mtp == "no" and model_class.supports_mtp_export
@@ -41,7 +38,7 @@ def main(folder: Path, out_type: str, has_mtp: str, converter: str = "", output:
         sys.argv = [converter, str(folder), "--outtype", out_type, "--outfile", output]
         runpy.run_path(converter, run_name="__main__")
         return
-    model = model_class(folder, _FILE_TYPES[out_type], folder / "unused.gguf")
+    model = model_class(folder, gguf.LlamaFileType[_FILE_TYPES[out_type]], folder / "unused.gguf")
     model.prepare_tensors()
     tensors = [
         {"name": name, "type_id": int(info.dtype), "ne": [int(n) for n in reversed(info.shape)]}
@@ -53,11 +50,8 @@ def main(folder: Path, out_type: str, has_mtp: str, converter: str = "", output:
 
 def _keep_experts_lazy() -> None:
     """Otherwise all experts in NVFP4 or of DeepSeek-V4 are read before the first tensor is written."""
-    generate, pack, to_eager = (
-        ModelBase._generate_nvfp4_tensors,
-        ModelBase._nvfp4_pack,
-        LazyTorchTensor.to_eager,
-    )
+    generate, pack = ModelBase._generate_nvfp4_tensors, ModelBase._nvfp4_pack
+    to_eager = LazyTorchTensor.to_eager
 
     def generate_lazily(model):
         LazyTorchTensor.to_eager = lambda each: each if getattr(each, "ndim", 0) >= 2 else to_eager(each)
@@ -68,19 +62,12 @@ def _keep_experts_lazy() -> None:
 
     def pack_lazily(weight, scale):
         n_rows, n_blocks = weight.shape[0], scale.shape[1]
-        shape = (n_rows, n_blocks * _NVFP4_BYTES)
-        return _lazy(shape, lambda: pack(to_eager(weight), to_eager(scale))[0]), [
-            n_rows,
-            n_blocks * _NVFP4_BLOCK,
-        ]
+        data = _lazy((n_rows, n_blocks * _NVFP4_BYTES), lambda: pack(to_eager(weight), to_eager(scale))[0])
+        return data, [n_rows, n_blocks * _NVFP4_BLOCK]
 
     def write_lazily(model, layer, projection, key):
-        stem = f"layers.{layer}.ffn.experts."
-        n_experts = model.hparams["n_routed_experts"]
-        names = [
-            [f"{stem}{expert}.{projection}.{part}" for part in ("weight", "scale")]
-            for expert in range(n_experts)
-        ]
+        stem, n_experts = f"layers.{layer}.ffn.experts.", model.hparams["n_routed_experts"]
+        names = [[f"{stem}{i}.{projection}.{part}" for part in ("weight", "scale")] for i in range(n_experts)]
         data = model._mxfp4_expert_tensor([[model.model_tensors[name] for name in pair] for pair in names])
         name = model.format_tensor_name(key, layer)
         model.gguf_writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
@@ -105,6 +92,21 @@ def _stack(_first, function, _types, args, _kwargs):
         return data
 
     return _lazy((len(experts), *experts[0].shape), load)
+
+
+def _stack_by_shape() -> None:
+    """Otherwise torch imports its compiler, which takes seconds, to find the shape of a stack."""
+    usual = LazyTorchTensor.__torch_function__
+
+    def call(cls, function, types, args=(), kwargs=None):
+        found = {(each.dtype, each.shape) for each in args[0]} if function is torch.stack else ()
+        if len(found) != 1 or (kwargs or {}) != {"dim": 0}:
+            return usual(function, types, args, kwargs)
+        ((dtype, shape),) = found
+        meta = cls.meta_with_dtype_and_shape(dtype, (len(args[0]), *shape))
+        return cls(meta=meta, args=args, kwargs=kwargs, func=function)
+
+    LazyTorchTensor.__torch_function__ = classmethod(call)
 
 
 def _lazy(shape, load):
