@@ -94,11 +94,11 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 #
 
 FIRST = models.folder() / "first.txt"  # four parts, too few to check on
-FIRST.write_text(TEXT.read_text(encoding="utf-8")[:640], encoding="utf-8")
-QUICK = ("--text", FIRST, "--ctx", 64, "--chunks", 4, "--threads", 1)
+FIRST.write_text(TEXT.read_text(encoding="utf-8")[:320], encoding="utf-8")
+QUICK = ("--text", FIRST, "--ctx", 32, "--chunks", 4, "--threads", 1)
 
 
-QUICK_ENGINE = EngineConfig(n_ctx=64, n_threads=1)
+QUICK_ENGINE = EngineConfig(n_ctx=32, n_threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str,
     assert all(0 < of["mean_kl"] <= 0.02 for of in found["by_rule"].values())
     assert found["calibration"]["rule"] == "price"
     assert found["by_rule"]["price"]["bytes_per_token"] < found["by_rule"]["gate"]["bytes_per_token"]
-    assert found["n_tokens"] == 4 * 64
+    assert found["n_tokens"] == 4 * 32
     assert found["checks"] == {}
 
 
@@ -289,7 +289,7 @@ def _stored(calibrated: tuple[Path, dict[str, Any]], folder: Path, costs: Costs 
 def test_a_stopped_calibration_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
-    config = CalibrationConfig(EngineConfig(n_ctx=64, n_threads=1), max_kl=0.05, max_chunks=4, rule="price")
+    config = CalibrationConfig(QUICK_ENGINE, max_kl=0.05, max_chunks=4, rule="price")
     measure, n_measured = Evaluator.measure, 0
 
     def counted(self: Evaluator, *args: Any, **kwargs: Any) -> Quality:
