@@ -19,6 +19,7 @@ CXX := g++
 endif
 export CC CXX
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+unexport PYTHONDONTWRITEBYTECODE # tests start the program some thousand times: it is compiled once
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 # Versions and hashes of all packages but torch: requirements/ has one list per purpose, written by `make requirements`.
@@ -79,7 +80,7 @@ install: $(INSTALLED)
 build: $(DEVELOPED)
 
 test: lint sanitize ctest stock
-	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile --durations=20 --durations-min=5
+	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
 # System packages, where they are missing.
 deps:
