@@ -106,7 +106,7 @@ def test_experts_that_no_usual_type_halves(tmp_path: Path) -> None:
     model = write_moe(tmp_path / "q2.gguf", "q2_k")
     assert_refused(model, says=["the experts have 2.62 bits per weight already", "such as iq1_m"])
     assert_refused(model, "--low", "q2_k", says=["choose one of at most 75%, or insist"])
-    model = write_moe(tmp_path / "iq1.gguf", "iq1_s")
+    model = write_moe(tmp_path / "iq1.gguf", "iq1_s", expert_scale=0)
     assert_refused(model, says=["no usual type has half of them: convert a model in finer types"])
 
 
