@@ -49,7 +49,7 @@ def test_every_server_answers_several_clients(model: Path) -> None:
 
 
 def test_a_server_that_is_killed_for_its_memory_is_named(model: Path) -> None:
-    args = clients.parsed([str(model), "--quick", "--limits", "0.1", "--arms", "ours"])
+    args = clients.parsed([str(model), "--quick", "--limits", "0.01", "--arms", "ours"])
     (record,) = clients.run(args, print)
     assert "status -9" in record["error"]
 
