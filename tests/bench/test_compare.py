@@ -461,7 +461,7 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
     except system.NoCgroupError:
         limits = []
     options = {
-        "--shape": "tiny", "--layers": 8, "--type": "q8_0", "--low": "q2_k",
+        "--shape": "tiny", "--layers": 6, "--type": "q8_0", "--low": "q2_k",
         "--folder": tmp_path / "m", "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4,
         "--warm-up": 2, "--seconds": 600, "--stock": models.stock_dir(), "--output": tmp_path / "out",
         "--calibration": _calibration(tmp_path),

@@ -104,14 +104,13 @@ def test_it_goes_on_where_it_stopped(reported: Path) -> None:
     done = _report(reported, "--parts", "memory", "--hours", 0)
     assert "report: memory: not run, it takes about" in done.stderr
     assert "were left; give more --hours" in _lines(reported)["memory"]["not_run"]
-    done = _report(reported, "--parts", "memory", "widths", "words")
+    done = _report(reported, "--parts", "memory", "words")
     assert done.returncode == 0, done.stderr
     words = _figure(reported, "words", "The words of --quality")["rows"]
     lost = {row["configuration"]: row["KL divergence"] for row in words}
     assert lost["lossless"] == 0 < lost["small-loss"] < lost["fast"] < 0.1
     assert lost["lossless, no prefetch"] == 0 < lost["fast, no prefetch"]
     assert len(_figure(reported, "memory", "EdgeMoE Fig. 16")["series"]["HOBBIT"]) == 4
-    assert len(_figure(reported, "widths", "EdgeMoE Fig. 7a")["values"]) == 6
 
 
 def test_what_cannot_be_is_a_sentence(reported: Path, tmp_path: Path) -> None:
@@ -176,6 +175,18 @@ def test_each_rule_of_a_calibration_has_an_arm(tmp_path: Path) -> None:
     assert (resolved(model, {"hobbit.rule": "gate"}, "t2"), resolved(model, {}, "price")) == (0.8, 0.1)
     Calibration(size, low_bytes, rule="edgemoe", price=0.1, costs=costs).write(model)  # fitted alone
     assert list(calibrated(model)) == ["calibrated, static widths (EdgeMoE)"]
+
+
+def test_widths_are_fitted_to_each_limit(tmp_path: Path) -> None:
+    """Measures each expert alone, so the model has half as many as the tiny one."""
+    model = tmp_path / "m.gguf"
+    models.convert("--low", "q2_k", models.random_model("llama", "q8_0"), "-o", model)
+    run = Run(model, TEXT.read_text(), read_model_file(model, None), tmp_path, n_chunks=2, n_threads=1)
+    by_expert, by_limit = quality.widths(run)
+    assert [len(row) for row in by_expert["values"]] == [8] * 3
+    assert sum(value > 0 for row in by_expert["values"] for value in row) > 12  # the others are not used
+    kib = [row["KiB per token"] for row in by_limit["rows"]]
+    assert kib == sorted(kib, reverse=True)
 
 
 def test_the_types_of_a_limit_are_those_on_either_side(

@@ -92,7 +92,7 @@ def test_as_many_experts_as_llama_cpp_runs(n_experts: int, tmp_path: Path, run_p
         ("simulate", "--trace", trace, "--capacity", 0.2, "--prior", trace, "--predictor", "paths"),
         ("inspect", model, "--pools", "4M"),
         ("convert", "--low", "q4_0", "--sidecar", model),
-        ("calibrate", model, "--text", tmp_path / "x.txt", "--chunks", 4, "--ctx", 64),
+        ("calibrate", model, "--text", tmp_path / "x.txt", "--chunks", 4, "--ctx", 16),
         (*chat, "--policy", "echo"),
     ):
         done = run_pyhobbit(*verb)
@@ -175,11 +175,11 @@ def test_calibration_and_analyses_count_each_layers_own_number(
     assert done.returncode == 0, done.stderr
     for rule in ((), ("--rule", "edgemoe")):
         done = run_pyhobbit(
-            "calibrate", uneven, "--text", text, "--chunks", 4, "--ctx", 64, "--max-kl", 0.5, *rule
+            "calibrate", uneven, "--text", text, "--chunks", 4, "--ctx", 16, "--max-kl", 0.5, *rule
         )
         assert done.returncode == 0, done.stderr
     parts = ["--parts", "routing", "skipping", "--output", str(tmp_path)]
-    assert report.main([str(uneven), "--text", str(text), "--chunks", "3", "--hours", "99", *parts]) == 0
+    assert report.main([str(uneven), "--text", str(text), "--chunks", "1", "--hours", "99", *parts]) == 0
     assert (tmp_path / "lines.jsonl").read_text().count('"figures"') == 2
     with Engine(uneven, EngineConfig(cache=CacheConfig(pools=4 << 20), n_ctx=64)) as engine:
         info = engine.info()
