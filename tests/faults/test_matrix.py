@@ -15,7 +15,7 @@ import pytest
 from conftest import RunPyhobbit
 from servers import END_TIMEOUT_S, PROMPT, serving
 
-HUNG_S = 20  # the server's health is told after 3
+HUNG_S = 10  # the server's health is told after 3
 
 
 def test_faults_end_in_the_right_text_or_a_clear_error(tmp_path: Path) -> None:
