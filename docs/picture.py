@@ -49,7 +49,7 @@ def main() -> None:
             axes.annotate(
                 f"{y:.3g}", (x, y), (0, below), textcoords="offset points", ha="center", color=colour
             )
-    axes.set(xlabel="memory, GB (the model has 8.8 GB)", ylabel="token/s", xlim=(0, 9.5), ylim=(0, 30))
+    axes.set(xlabel="memory, GB (the model has 8.8 GB)", ylabel="token/s", xlim=(0, 9.5), ylim=(0, 25))
     axes.set_title("Qwen3-30B-A3B's shape and routing, two CPU cores, a disk of 1 GB/s", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(loc="upper left", frameon=False)
