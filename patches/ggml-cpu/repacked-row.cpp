@@ -6,6 +6,8 @@
 namespace {
 
 // A vector has eight columns of eight or four rows of weights, a row in each lane of 64 bits. PARTS make eight rows.
+// dot() adds the products of unsigned and signed bytes, and add_scaled() those of such sums, of at most 16 bits each,
+// and of scales_of_rows().
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
 #define HAS_VNNI true
 using int_vector    = __m512i;
@@ -79,7 +81,7 @@ inline int_vector scales_of_rows(__m128i pairs, int part) {
 }
 #else
 #define HAS_VNNI false
-// Sums have 16 bits and two products each: 32 columns of at most 24 * 127, or 16 of at most 63 scales.
+// Sums have 16 bits. They take four calls of dot(), so eight products of at most 24 * 127.
 inline int_vector dot(int_vector sums, int_vector u, int_vector a) {
     return _mm256_add_epi16(sums, _mm256_maddubs_epi16(u, a));
 }
