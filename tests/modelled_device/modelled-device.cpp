@@ -58,12 +58,12 @@ static bool is_upload(const copy & c) {
     return c.way == direction::to_device && c.source.size >= UPLOAD_SIZE;
 }
 
-static constexpr size_t MOST_KEPT = 64 << 10; // bytes of a copy whose values are wanted though nothing is computed
+static constexpr size_t MOST_KEPT = 64 << 10; // bytes of an upload that is no weight, if nothing is computed
 
 void move(const copy & c) {
     tell([&](device_observer & o) { o.on_copy(c); });
     linger(c.stream == NO_STREAM && is_upload(c));
-    if (config.compute || c.source.size <= MOST_KEPT) { // else pages stay untouched
+    if (config.compute || c.way == direction::to_host || c.source.size <= MOST_KEPT) { // else pages stay untouched
         std::memmove(const_cast<char *>(c.target.data), c.source.data, c.source.size);
     }
     tell([&](device_observer & o) { o.on_copied(c); });

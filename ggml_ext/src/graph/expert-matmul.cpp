@@ -131,19 +131,22 @@ status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
     const bool   at_once  = n_rows == alike.routing.experts.size() && is_work(span, n_places);
 
     std::vector<served_row> rows;
+    const auto add_them = [&] { return add_rows(alike.matmul, alike.weights, std::exchange(rows, {}), inner); };
     for (const planned_use * use : uses) {
         const size_t n = rows.size() + use->selections.size();
         const bool   fits =
             at_once || rows.empty() || (n <= n_at_once && is_work(slot(use) - rows.front().matrix + 1, n));
         if (!fits) {
-            HOBBIT_TRY(add_rows(alike.matmul, alike.weights, rows, inner));
-            rows.clear();
+            HOBBIT_TRY(add_them());
         }
-        for (const int32_t row : use->selections) {
+        for (const int32_t row : use->selections) { // more than there are tokens, if some choose an expert twice
+            if (!at_once && rows.size() == n_at_once) {
+                HOBBIT_TRY(add_them());
+            }
             rows.push_back({ row, int32_t(slot(use)) });
         }
     }
-    return add_rows(alike.matmul, alike.weights, rows, inner);
+    return add_them();
 }
 
 } // namespace hobbit

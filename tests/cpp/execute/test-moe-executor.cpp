@@ -107,6 +107,17 @@ TEST_CASE("layers take turns in a pool too small for both, or in one with room f
     }
 }
 
+TEST_CASE("one expert has more rows than the batch has tokens, as by a table of experts") {
+    const model_on_disk m;
+    layer_input         input = random_input(m.shape, 70, 11);
+    std::fill(input.ids.begin(), input.ids.end(), 3);
+    input.ids.back()    = 5; // in the next wave of one slot
+    const rows expected = stock(m, input, tier_id::high);
+    for (const auto & place : places()) {
+        CHECK(engine(m, 1, 0, {}, place).compute(m, input) == expected);
+    }
+}
+
 TEST_CASE("no policy changes the output") {
     const model_on_disk m;
     for (const std::string & name : registered_policy::names()) {
