@@ -134,15 +134,26 @@ struct type_q4_0 {
     static __m256     scales(const block & b) { return in_order(halves(b.d)); }
 };
 
+// The value of each nibble in a table.
+inline int_vector values_in(const int8_t * table, int offset, int_vector nibbles) {
+    const __m128i values = _mm_loadu_si128((const __m128i *) table);
+    return look_up(_mm_add_epi8(values, _mm_set1_epi8(int8_t(offset))), nibbles);
+}
+
+struct type_iq4_nl {
+    using block                 = block_iq4_nlx8;
+    static constexpr int OFFSET = 127;
+
+    static int_vector values(int_vector nibbles) { return values_in(kvalues_iq4nl, OFFSET, nibbles); }
+    static __m256     scales(const block & b) { return in_order(halves(b.d)); }
+};
+
 struct type_mxfp4 {
     using block                 = block_mxfp4x8;
     static constexpr int OFFSET = 12;
 
-    static int_vector values(int_vector nibbles) {
-        const __m128i table = _mm_loadu_si128((const __m128i *) kvalues_mxfp4);
-        return look_up(_mm_add_epi8(table, _mm_set1_epi8(OFFSET)), nibbles);
-    }
-    static __m256 scales(const block & b) { // as GGML_CPU_E8M0_TO_FP32_HALF
+    static int_vector values(int_vector nibbles) { return values_in(kvalues_mxfp4, OFFSET, nibbles); }
+    static __m256     scales(const block & b) { // as GGML_CPU_E8M0_TO_FP32_HALF
         const __m256i e      = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) b.e));
         const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
         const __m256i small  = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
@@ -279,7 +290,9 @@ bool ggml_gemv_repacked_row(enum ggml_type type, int n, float * s, const void * 
         case GGML_TYPE_MXFP4: multiply_32<type_mxfp4>(n / 32, s, vx, vy, nc); return true;
         case GGML_TYPE_Q4_K:  multiply_K<block_q4_Kx8>(n / QK_K, s, vx, vy, nc); return true;
         case GGML_TYPE_Q2_K:  multiply_K<block_q2_Kx8>(n / QK_K, s, vx, vy, nc); return true;
-        default:              return false;
+        case GGML_TYPE_IQ4_NL: // has values that products of 16 bits do not hold
+            return HAS_VNNI && (multiply_32<type_iq4_nl>(n / 32, s, vx, vy, nc), true);
+        default: return false;
     }
 }
 

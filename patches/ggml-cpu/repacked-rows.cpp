@@ -22,12 +22,15 @@ using int_vector     = __m256i;
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define HAS_VNNI true
 #define DPBUSD LANES_INTRINSIC(dpbusd_epi32)
+#define DPWSSD LANES_INTRINSIC(dpwssd_epi32)
 #elif defined(__AVXVNNI__) && !defined(__AVX512BW__)
 #define HAS_VNNI true
 #define DPBUSD _mm256_dpbusd_avx_epi32
+#define DPWSSD _mm256_dpwssd_avx_epi32
 #else
 #define HAS_VNNI false
 #define DPBUSD(sums, u, a) LANES_INTRINSIC(add_epi16)(sums, LANES_INTRINSIC(maddubs_epi16)(u, a))
+#define DPWSSD(sums, a, b) LANES_INTRINSIC(add_epi32)(sums, LANES_INTRINSIC(madd_epi16)(a, b))
 #endif
 
 typedef int32_t int_lanes __attribute__((vector_size(32 * GROUPS)));
@@ -44,13 +47,20 @@ constexpr int columns_of_sum(int most) {
     return HAS_VNNI || 16 * most * 128 <= INT16_MAX ? 32 : 16;
 }
 
-inline int_lanes multiply_pairs(int_lanes a, int_lanes b) {
-    return (int_lanes) LANES_INTRINSIC(madd_epi16)((int_vector) a, (int_vector) b);
+// Adds products of pairs of 16 bits to sums.
+inline int_lanes add_pairs(int_lanes sums, int_lanes a, int_lanes b) {
+    return (int_lanes) DPWSSD((int_vector) sums, (int_vector) a, (int_vector) b);
 }
 
 // Each lane's sum in 32 bits, times a scale of at most 15 bits.
 inline int_lanes scaled(int_lanes sums, int_lanes scale) {
-    return HAS_VNNI ? sums * scale : multiply_pairs(sums, scale | scale << 16);
+    return HAS_VNNI ? sums * scale : add_pairs(int_lanes{}, sums, scale | scale << 16);
+}
+
+// Scales of a group for sums of 16 bits, by add_pairs().
+inline __m256i scales_of_pairs(__m128i scales) {
+    const __m256i one = _mm256_cvtepu8_epi32(scales);
+    return HAS_VNNI ? one : _mm256_or_si256(one, _mm256_slli_epi32(one, 16));
 }
 
 inline float_lanes multiply_add(int_lanes sum, float_lanes scale, float_lanes acc) {
@@ -145,14 +155,25 @@ struct accumulators {
     float_lanes min[GGML_REPACKED_ROWS]; // to be subtracted; lanes in the order of rows
 };
 
-// ---- Q4_K
+// ---- K-quants: blocks of 256 values, whose sub-blocks have scales and mins
 
-struct weights_q4_K {
+template <int n_scales>
+struct weights_K {
     columns     sub[8];
-    int_lanes   scales[8];
-    int_lanes   mins[4]; // pairs of sub-blocks, 16 bits each; lanes in the order of rows
+    int_lanes   scales[n_scales];
+    int_lanes   mins[n_scales / 2]; // pairs of sub-blocks, 16 bits each; lanes in the order of rows
     float_lanes d, dmin;
 };
+using weights_q4_K = weights_K<8>;
+using weights_q2_K = weights_K<16>;
+
+// Adds what a part of a block has, which is 0 then.
+template <typename weights>
+inline void add_scaled(accumulators & acc, int row, const weights & w, float d, int_lanes & sums, int_lanes & mins) {
+    acc.sum[row] = multiply_add(sums, w.d * d, acc.sum[row]);
+    acc.min[row] = multiply_add(mins, w.dmin * d, acc.min[row]);
+    sums = mins = int_lanes{};
+}
 
 inline void unpack(weights_q4_K & w, int group, const block_q4_Kx8 & b) {
     const __m256i low   = _mm256_set1_epi8(15);
@@ -191,12 +212,9 @@ inline void multiply_block(const weights_q4_K & w, const activations & y, int b,
             sums[t] += scaled(part[t], w.scales[i]);
         }
         for (int t = 0; i % 2 == 1 && t < T; t++) {
-            mins[t] += multiply_pairs(int_lanes{} + y.sums[4 * b + i / 2][first + t], w.mins[i / 2]);
+            mins[t] = add_pairs(mins[t], int_lanes{} + y.sums[4 * b + i / 2][first + t], w.mins[i / 2]);
             if (STEP<row_block> == 32 || i == 7) {
-                const float d      = y.d[b][first + t];
-                acc.sum[first + t] = multiply_add(sums[t], w.d * d, acc.sum[first + t]);
-                acc.min[first + t] = multiply_add(mins[t], w.dmin * d, acc.min[first + t]);
-                sums[t] = mins[t] = int_lanes{};
+                add_scaled(acc, first + t, w, y.d[b][first + t], sums[t], mins[t]);
             }
         }
     }
@@ -210,13 +228,67 @@ inline const int16_t * sums_of_quarter(const block_q8_Kx4 & a, int i, int row) {
     return a.bsums + 16 * i + 4 * row;
 }
 
-// Sums are those of the two sub-blocks in a quarter of a block, 16 bits each. The first argument is there for its type.
+// Sums are those of two sub-blocks, 16 bits each. The first argument is there for its type.
 template <typename row_block>
 void prepare(const weights_q4_K &, activations & y, int row, const row_block * a, int n_blocks) {
     prepare_row(y, row, a, n_blocks);
     for (int i = 0; i < 4 * n_blocks; i++) {
         const int16_t * of16 = sums_of_quarter(a[i / 4], i % 4, row % 4);
         y.sums[i][row]       = uint16_t(of16[0] + of16[1]) | uint32_t(of16[2] + of16[3]) << 16;
+    }
+}
+
+inline void unpack(weights_q2_K & w, int group, const block_q2_Kx8 & b) {
+    const __m256i low   = _mm256_set1_epi8(3);
+    const __m128i nib   = _mm_set1_epi8(15);
+    const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15);
+    for (int i = 0; i < 8; i++) { // two sub-blocks of 16 columns; four such pairs share bytes
+        for (int j = 0; j < 4; j++) {
+            const auto part = [&](const uint8_t * qs) {
+                return _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256((const __m256i *) qs), 2 * (i % 4)), low);
+            };
+            const uint8_t * qs = b.qs + 256 * (i / 4) + 64 * j;
+            put(w.sub[i], 2 * j, group, part(qs), part(qs + 32));
+        }
+        const __m128i packed             = _mm_loadu_si128((const __m128i *) (b.scales + 16 * i));
+        const __m128i scales             = _mm_shuffle_epi8(_mm_and_si128(packed, nib), order);
+        ints(w.scales[2 * i], group)     = scales_of_pairs(scales);
+        ints(w.scales[2 * i + 1], group) = scales_of_pairs(_mm_srli_si128(scales, 8));
+        ints(w.mins[i], group)           = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(packed, 4), nib));
+    }
+    floats(w.d, group)    = load_rearranged(b.d);
+    floats(w.dmin, group) = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) b.dmin));
+}
+
+// As above, by halves of blocks where rows are stored by fours.
+template <int T, typename row_block>
+inline void multiply_block(const weights_q2_K & w, const activations & y, int b, accumulators & acc, int first) {
+    int_lanes sums[T] = {}, mins[T] = {};
+    for (int i = 0; i < 8; i++) {
+        const int8_t * a[T];
+        for (int t = 0; t < T; t++) {
+            a[t]    = y.values[first + t] + b * y.block_size + 4 * STEP<row_block> * i;
+            mins[t] = add_pairs(mins[t], int_lanes{} + y.sums[8 * b + i][first + t], w.mins[i]);
+        }
+        for (int j = 0; j < 2; j++) {
+            int_lanes part[T] = {}; // sums fit 16 bits with VNNI, too
+            multiply_columns<16, T, STEP<row_block>>(w.sub[i], 16 * j, a, part);
+            for (int t = 0; t < T; t++) {
+                sums[t] = add_pairs(sums[t], part[t], w.scales[2 * i + j]);
+            }
+        }
+        for (int t = 0; (i == 7 || (STEP<row_block> == 32 && i == 3)) && t < T; t++) {
+            add_scaled(acc, first + t, w, y.d[b][first + t], sums[t], mins[t]);
+        }
+    }
+}
+
+template <typename row_block>
+void prepare(const weights_q2_K &, activations & y, int row, const row_block * a, int n_blocks) {
+    prepare_row(y, row, a, n_blocks);
+    for (int i = 0; i < 8 * n_blocks; i++) {
+        const int16_t * of16 = sums_of_quarter(a[i / 8], i % 8 / 2, row % 4) + i % 2 * 2;
+        y.sums[i][row]       = uint16_t(of16[0]) | uint32_t(uint16_t(of16[1])) << 16;
     }
 }
 
@@ -228,13 +300,14 @@ struct weights_32 {
     columns     all;
     float_lanes d;
 };
-using weights_q4_0  = weights_32<8, 15>;
-using weights_mxfp4 = weights_32<12, 24>;
+using weights_q4_0   = weights_32<8, 15>;
+using weights_mxfp4  = weights_32<12, 24>;
+using weights_iq4_nl = weights_32<127, 240>;
 
 template <int offset, int most>
 inline void unpack(weights_32<offset, most> & w, int group, const void * qs, __m128i values, __m256 d) {
     const __m256i low             = _mm256_set1_epi8(15);
-    const __m256i unsigned_values = _mm256_broadcastsi128_si256(_mm_add_epi8(values, _mm_set1_epi8(offset)));
+    const __m256i unsigned_values = _mm256_broadcastsi128_si256(_mm_add_epi8(values, _mm_set1_epi8(int8_t(offset))));
     const auto    value           = [&](__m256i nibbles) {
         return _mm256_shuffle_epi8(unsigned_values, _mm256_and_si256(nibbles, low));
     };
@@ -249,6 +322,10 @@ inline void unpack(weights_32<offset, most> & w, int group, const void * qs, __m
 
 inline void unpack(weights_q4_0 & w, int group, const block_q4_0x8 & b) {
     unpack(w, group, b.qs, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1), load_rearranged(b.d));
+}
+
+inline void unpack(weights_iq4_nl & w, int group, const block_iq4_nlx8 & b) {
+    unpack(w, group, b.qs, _mm_loadu_si128((const __m128i *) kvalues_iq4nl), load_rearranged(b.d));
 }
 
 inline void unpack(weights_mxfp4 & w, int group, const block_mxfp4x8 & b) {
@@ -363,7 +440,10 @@ bool multiply(ggml_type type, int n, float * const * s, const void * vx, const v
         case GGML_TYPE_MXFP4:
             return multiply_rows<weights_mxfp4, block_mxfp4x8, block_32>(n / QK_MXFP4, s, vx, vy, nr, nc);
         case GGML_TYPE_Q4_K: return multiply_rows<weights_q4_K, block_q4_Kx8, block_K>(n / QK_K, s, vx, vy, nr, nc);
-        default:             return false;
+        case GGML_TYPE_Q2_K: return multiply_rows<weights_q2_K, block_q2_Kx8, block_K>(n / QK_K, s, vx, vy, nr, nc);
+        case GGML_TYPE_IQ4_NL: // has values that products of 16 bits do not hold
+            return HAS_VNNI && multiply_rows<weights_iq4_nl, block_iq4_nlx8, block_32>(n / QK4_NL, s, vx, vy, nr, nc);
+        default: return false;
     }
 }
 
@@ -377,7 +457,8 @@ bool ggml_gemv_repacked_rows(enum ggml_type type, int n, float * const * s, cons
 
 bool ggml_gemm_repacked_rows(enum ggml_type type, int n, float * s, size_t bs, const void * vx, const void * vy, int nr,
                              int nc) {
-    const size_t four = type == GGML_TYPE_Q4_K ? n / QK_K * sizeof(block_q8_Kx4) : n / QK8_0 * sizeof(block_q8_0x4);
+    const bool   is_K = type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q2_K;
+    const size_t four = is_K ? n / QK_K * sizeof(block_q8_Kx4) : n / QK8_0 * sizeof(block_q8_0x4);
     for (int first = 0; first < nr; first += GGML_REPACKED_ROWS) {
         const int    n_rows = nr - first < GGML_REPACKED_ROWS ? nr - first : GGML_REPACKED_ROWS;
         float *      rows_s[GGML_REPACKED_ROWS];

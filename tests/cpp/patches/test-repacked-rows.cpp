@@ -142,8 +142,10 @@ extern "C" {
 using quantize_by_four = void(const float * x, void * y, int64_t n);
 using multiply_all     = void(int n, float * s, size_t bs, const void * vx, const void * vy, int nr, int nc);
 quantize_by_four ggml_quantize_mat_q8_0_4x8, ggml_quantize_mat_q8_K_4x8;
-multiply_all     ggml_gemv_q4_0_8x8_q8_0, ggml_gemv_q4_K_8x8_q8_K, ggml_gemv_mxfp4_8x8_q8_0, ggml_gemv_q2_K_8x8_q8_K;
-multiply_all     ggml_gemm_q4_0_8x8_q8_0, ggml_gemm_q4_K_8x8_q8_K, ggml_gemm_mxfp4_8x8_q8_0;
+multiply_all     ggml_gemv_q4_0_8x8_q8_0, ggml_gemv_q4_K_8x8_q8_K, ggml_gemv_mxfp4_8x8_q8_0, ggml_gemv_q2_K_8x8_q8_K,
+    ggml_gemv_iq4_nl_8x8_q8_0;
+multiply_all ggml_gemm_q4_0_8x8_q8_0, ggml_gemm_q4_K_8x8_q8_K, ggml_gemm_mxfp4_8x8_q8_0, ggml_gemm_q2_K_8x8_q8_K,
+    ggml_gemm_iq4_nl_8x8_q8_0;
 }
 
 struct kernels {
@@ -151,7 +153,7 @@ struct kernels {
     ggml_type          row_type;
     quantize_by_four * quantize;
     multiply_all *     gemv;
-    multiply_all *     gemm;       // or null: only products of one row have a kernel
+    multiply_all *     gemm;
     size_t             group_size; // bytes of eight blocks
     size_t             scale_size; // bytes of scales at the beginning of a group
 };
@@ -163,11 +165,19 @@ static const kernels KERNELS[] = {
       136, 8 },
     { GGML_TYPE_Q4_K, GGML_TYPE_Q8_K, ggml_quantize_mat_q8_K_4x8, ggml_gemv_q4_K_8x8_q8_K, ggml_gemm_q4_K_8x8_q8_K,
       1152, 32 },
-    { GGML_TYPE_Q2_K, GGML_TYPE_Q8_K, nullptr, ggml_gemv_q2_K_8x8_q8_K, nullptr, 672, 32 },
+    { GGML_TYPE_Q2_K, GGML_TYPE_Q8_K, ggml_quantize_mat_q8_K_4x8, ggml_gemv_q2_K_8x8_q8_K, ggml_gemm_q2_K_8x8_q8_K, 672,
+      32 },
+    { GGML_TYPE_IQ4_NL, GGML_TYPE_Q8_0, ggml_quantize_mat_q8_0_4x8, ggml_gemv_iq4_nl_8x8_q8_0,
+      ggml_gemm_iq4_nl_8x8_q8_0, 144, 16 },
 };
 
-static bool has_kernels() {
-    return ggml_cpu_has_avx2() && ggml_cpu_has_fma() && ggml_cpu_has_f16c();
+static bool has_kernel(ggml_type type) {
+#ifdef HOBBIT_TEST_AVX2
+    const bool has_vnni = false;
+#else
+    const bool has_vnni = ggml_cpu_has_avx512_vnni() || ggml_cpu_has_avx_vnni();
+#endif
+    return ggml_cpu_has_avx2() && ggml_cpu_has_fma() && ggml_cpu_has_f16c() && (has_vnni || type != GGML_TYPE_IQ4_NL);
 }
 
 // Any bytes are repacked weights, but scales must be finite: halves of 0x3c3c and exponents of 127 in the place of the
@@ -192,6 +202,7 @@ static floats extreme_rows(int n, int n_rows) {
 }
 
 static void check_kernels(const kernels & k, int n, int n_rows, int fill) {
+    const bool                 has        = has_kernel(k.type);
     constexpr int              n_columns  = 24; // three groups, so that wide vectors have a half of their last
     const int                  block_size = int(ggml_blck_size(k.type));
     const std::vector<uint8_t> w          = packed_weights(k, n / block_size * n_columns / 8, fill);
@@ -209,23 +220,19 @@ static void check_kernels(const kernels & k, int n, int n_rows, int fill) {
         k.gemv(n, expected.data() + i * n_columns, n_columns, w.data(), row, 1, n_columns);
         s.push_back(found.data() + i * n_columns);
         rows.push_back(row);
-        CHECK(ggml_gemv_repacked_row(k.type, n, s.back(), w.data(), row, n_columns) == has_kernels());
+        CHECK(ggml_gemv_repacked_row(k.type, n, s.back(), w.data(), row, n_columns) == has);
     }
-    CHECK((!has_kernels() || equal_bits(found, expected)));
-    if (k.gemm == nullptr) {
-        return;
-    }
+    CHECK((!has || equal_bits(found, expected)));
     std::fill(found.begin(), found.end(), 0.0F);
-    CHECK(ggml_gemv_repacked_rows(k.type, n, s.data(), w.data(), rows.data(), n_rows, n_columns) == has_kernels());
-    CHECK((!has_kernels() || equal_bits(found, expected)));
+    CHECK(ggml_gemv_repacked_rows(k.type, n, s.data(), w.data(), rows.data(), n_rows, n_columns) == has);
+    CHECK((!has || equal_bits(found, expected)));
 
     for (int i = 0; i < n_rows; i += 4) {
         k.quantize(x.data() + i * n, y.data() + size_t(i) * row_size, n);
     }
     k.gemm(n, expected.data(), n_columns, w.data(), y.data(), n_rows, n_columns);
-    CHECK(ggml_gemm_repacked_rows(k.type, n, found.data(), n_columns, w.data(), y.data(), n_rows, n_columns) ==
-          has_kernels());
-    CHECK((!has_kernels() || equal_bits(found, expected)));
+    CHECK(ggml_gemm_repacked_rows(k.type, n, found.data(), n_columns, w.data(), y.data(), n_rows, n_columns) == has);
+    CHECK((!has || equal_bits(found, expected)));
 }
 
 TEST_CASE("kernels have the bits of ggml's, for the largest values and sizes, too") {
@@ -241,8 +248,8 @@ TEST_CASE("kernels have the bits of ggml's, for the largest values and sizes, to
 }
 
 TEST_CASE("other types and longer rows are left to ggml") {
-    CHECK_FALSE(ggml_gemv_repacked_rows(GGML_TYPE_Q2_K, 256, nullptr, nullptr, nullptr, 0, 0));
+    CHECK_FALSE(ggml_gemv_repacked_rows(GGML_TYPE_Q8_0, 256, nullptr, nullptr, nullptr, 0, 0));
     CHECK_FALSE(ggml_gemv_repacked_rows(GGML_TYPE_Q4_0, 8224, nullptr, nullptr, nullptr, 0, 0));
-    CHECK_FALSE(ggml_gemv_repacked_row(GGML_TYPE_IQ4_NL, 256, nullptr, nullptr, nullptr, 0));
+    CHECK_FALSE(ggml_gemv_repacked_row(GGML_TYPE_Q8_0, 256, nullptr, nullptr, nullptr, 0));
     CHECK_FALSE(ggml_gemv_repacked_row(GGML_TYPE_Q4_0, 8224, nullptr, nullptr, nullptr, 0));
 }
