@@ -5,9 +5,11 @@ The high-level llama_cpp.Llama holds a buffer of n_batch x n_vocab logits (hundr
 with a bound on its memory cannot afford, and hides how long a token took.
 """
 
+import contextlib
 import ctypes
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -72,6 +74,31 @@ log = Log()
 
 opening = threading.RLock()
 """Held while a model is opened or closed: llama.cpp's log and hobbit's last error belong to the process."""
+
+
+@contextlib.contextmanager
+def ctrl_c_waits() -> Iterator[Callable[[], bool]]:
+    """For calls of llama.cpp, whose callbacks cannot raise: KeyboardInterrupt comes at the end.
+
+    Yields whether Ctrl-C came. In a thread, or with another handler of SIGINT, nothing changes.
+    """
+    came = False
+
+    def note(_signal: int, _frame: object) -> None:
+        nonlocal came
+        came = True
+
+    is_main = threading.current_thread() is threading.main_thread()
+    raises = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if raises:
+            signal.signal(signal.SIGINT, note)
+        yield lambda: came
+    finally:
+        if raises:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
 
 
 _NO_MEMORY = (os.strerror(ENOMEM), "bad_alloc", "allocate")  # in a reason
@@ -269,6 +296,7 @@ class Context:
         self.n_ctx, self.n_threads = params.n_ctx, params.n_threads
         self.n_ubatch, self._n_batch = params.n_ubatch, params.n_batch
         self._aborted = aborted
+        self._came: Callable[[], bool] = lambda: False  # Ctrl-C
         self._watch: Callable[[], None] | None = None
         self._watched_s = 0.0
         self._abort = llama.ggml_abort_callback(lambda _user_data: self._is_aborted())
@@ -312,7 +340,7 @@ class Context:
         if self._watch is not None and now - self._watched_s > _WATCH_S:
             self._watched_s = now
             self._watch()
-        return self._aborted()
+        return self._came() or self._aborted()
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Forgets what was and computes tokens, at most n_batch and n_outputs; returns the logits after each.
@@ -332,13 +360,14 @@ class Context:
         batch.pos = (llama.llama_pos * len(tokens))(*range(start, start + len(tokens)))
         if all_logits:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
-        status = llama.llama_decode(self.pointer, batch)
-        if status != 0:
-            self.truncate(len(self.tokens))
-        if status == 2:
-            return False
-        self._check(status)
-        self.tokens.extend(tokens)
+        with ctrl_c_waits() as self._came:
+            status = llama.llama_decode(self.pointer, batch)
+            if status != 0:
+                self.truncate(len(self.tokens))
+            if status == 2:
+                return False
+            self._check(status)
+            self.tokens.extend(tokens)
         return True
 
     def _check(self, status: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, log, opening
+from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, ctrl_c_waits, log, opening
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.names import check_model_file
@@ -43,15 +43,21 @@ class Session(Closing):
         with opening, contextlib.ExitStack() as stack:
             log.start(verbose)
             lib.hobbit_clear_last_error()
-            self.model = Model(path, settings, keep_going, set_model, simulated, has_head)
-            stack.callback(self.model.close)
-            self.cache = self.model.cache
-            self.context = Context(self.model, set_context, aborted)
+            with ctrl_c_waits() as came:
+
+                def goes_on(share: float) -> bool:
+                    return keep_going(share) and not came()
+
+                self.model = Model(path, settings, goes_on, set_model, simulated, has_head)
+                stack.callback(self.model.close)
+                self.cache = self.model.cache
+                self.context = Context(self.model, set_context, aborted)
+                stack.callback(self.context.close)
             stack.pop_all()
 
     def replace_context(self, set_context: SetContext) -> None:
         """With another one, of a simulated session. Raises HobbitError."""
-        with opening:
+        with opening, ctrl_c_waits():
             context = Context(self.model, set_context, lambda: False)
             self.context.close()
             self.context = context

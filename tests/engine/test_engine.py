@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+import io
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +190,35 @@ def test_an_interrupted_prompt_leaves_no_half_of_it(engine: Engine) -> None:
     pieces = list(engine.generate("other " * 200, 8))
     assert [piece.finish for piece in pieces] == ["interrupted"]
     assert _greedy(engine, PROMPT * 10, 4) == whole
+
+
+class _Interrupting(io.StringIO):
+    """Gets Ctrl-C with the first line of llama.cpp's log."""
+
+    def write(self, text: str) -> int:
+        if not self.tell():
+            super().write(text)
+            signal.raise_signal(signal.SIGINT)
+        return len(text)
+
+
+def test_ctrl_c_within_a_callback_of_llama_cpp_is_not_lost(
+    engine: Engine, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", _Interrupting())
+        with pytest.raises(KeyboardInterrupt):
+            Engine(tiny_gguf, EngineConfig(verbose=True)).__enter__()
+    with pytest.raises(KeyboardInterrupt):
+        Engine(tiny_gguf, on_loading=lambda _share: signal.raise_signal(signal.SIGINT)).__enter__()
+
+    context, whole = engine._opened().context, _greedy(engine, PROMPT, 8)
+    context._aborted, aborted = lambda: signal.raise_signal(signal.SIGINT) or False, context._aborted
+    with pytest.raises(KeyboardInterrupt):
+        list(engine.generate("other " * 200, 8))
+    context._aborted = aborted
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert _greedy(engine, PROMPT, 8) == whole
 
 
 def test_half_characters_wait_for_their_other_half(engine: Engine) -> None:
