@@ -125,3 +125,14 @@ TEST_CASE("batches of several tokens are exact, and nothing is computed early fo
     }
     CHECK(e.counters.of(selections_early) == 0);
 }
+
+TEST_CASE("a second pass is exact, and asks no predictor that has not heard of it") {
+    two_layers two;
+    two.compute();
+    two.e.run.batch.set_pass(batch_pass::draft);
+    two.compute();
+    CHECK(two.n_early() == 1);
+    two.e.run.batch.set_pass(batch_pass::second);
+    CHECK(two.compute() == stock(two.m, two.second, tier_id::high, 1));
+    CHECK(two.n_early() == 1);
+}

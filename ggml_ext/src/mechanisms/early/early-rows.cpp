@@ -156,8 +156,8 @@ status early_rows::before_rest(const routed_layer & layer) {
     }
     is_ready_       = false;
     const auto next = layer_id(layer.routing.layer + 1);
-    if (layer.routing.n_tokens != 1 || next < first_ || next >= sections_.size() || !sections_[next] || !router_input ||
-        !parts_.ahead->accepts(router_input)) {
+    if (layer.routing.n_tokens != 1 || layer.batch.pass() == batch_pass::second || next < first_ ||
+        next >= sections_.size() || !sections_[next] || !router_input || !parts_.ahead->accepts(router_input)) {
         return {};
     }
     const section_copy & copy = *sections_[next];
