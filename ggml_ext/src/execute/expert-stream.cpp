@@ -124,7 +124,7 @@ status expert_stream::run_todo(work & w) {
     status s           = w.todo.empty() && rest_is_due ? begin_rest(w) : status(); // the CPU has all experts
     while (s.ok() && !w.todo.empty()) {
         pin(w);
-        if (w.n_pinned == 0 && !w.on.device.idle()) { // the device reads what has the slots
+        if (w.n_pinned == 0) { // the device reads, or has read, what has the slots
             HOBBIT_TRY(w.on.device.compute());
             release(w.on.device);
             pin(w);

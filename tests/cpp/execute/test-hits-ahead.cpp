@@ -45,12 +45,16 @@ struct queued_engine : engine {
         engine(m, n_slots, 0, rules{}, { device() }, host_slots, compute_mode::cooperative) {}
 
     status compute(layer_graph & graph, const model_on_disk & m, layer_id layer) {
+        return compute(graph, m, layer, queued);
+    }
+
+    status compute(layer_graph & graph, const model_on_disk & m, layer_id layer, inner_graph & in) {
         graph.set_cached(m.index, layer);
         for (int i = 0; i < ggml_graph_n_nodes(graph.graph); i++) { // weights have a buffer, as in llama.cpp
             const ggml_tensor * node = ggml_graph_node(graph.graph, i);
             node->src[0]->buffer     = node->buffer;
         }
-        const status s = executor.compute(graph.graph, queued, &cpu_graph);
+        const status s = executor.compute(graph.graph, in, &cpu_graph);
         executor.wait();
         return s;
     }
@@ -96,6 +100,19 @@ TEST_CASE("a layer whose hits ran ahead may go on in another graph") {
         e.executor.wait();
     }
     CHECK(graph.output() == stock(m, input, tier_id::high, 0, true));
+}
+
+TEST_CASE("a context's first layer may run ahead in a pool that another one has filled") {
+    const model_on_disk m(quantized());
+    queued_engine       e(m, 4);
+    layer_input         input = random_input(m.shape, 1, 5);
+    e.compute(m, input);
+    inner_graph other(e.compute_on.backend, true);
+    *std::min_element(input.ids.begin(), input.ids.end()) = // the one that stands for the missing one is none of its
+        *std::max_element(input.ids.begin(), input.ids.end()) == 7 ? 6 : 7;
+    layer_graph graph(m.shape, input, false, ggml_backend_dev_buffer_type(device()));
+    CHECK(e.compute(graph, m, 0, other).ok());
+    CHECK(graph.output() == stock(m, input, tier_id::high));
 }
 
 // Returns true if nothing has pinned a slot.
