@@ -19,7 +19,6 @@ prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place
     rule_(std::move(rule)),
     thresholds_(thresholds),
     batch_(batch),
-    has_low_(places.front().cache->n_slots(tier_id::low) > 0),
     places_(places),
     expected_(index.n_layers()),
     draft_(index.n_layers()),
@@ -175,7 +174,8 @@ prefetcher::outcome prefetcher::prefetch(const layer_routing & prediction) {
     const residency holds = [&](expert_id id, tier_id tier) { return cache.holds(id, tier, parts); };
     // a prefetched expert serves the most demanding sequence
     const std::vector<score_thresholds> thresholds(size_t(prediction.n_tokens), thresholds_.highest(batch_));
-    const layer_plan plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low_, index_.high_presence() });
+    const bool                          has_low = cache.n_slots(tier_id::low) > 0;
+    const layer_plan plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low, index_.high_presence() });
     expectation &    e    = expected_[prediction.layer];
     e.predicted.insert(prediction.experts.begin(), prediction.experts.end());
 

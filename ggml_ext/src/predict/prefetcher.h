@@ -99,7 +99,6 @@ class prefetcher {
     const std::unique_ptr<precision_rule> rule_; // rule for predicted experts
     const sequence_thresholds &           thresholds_;
     const batch_info &                    batch_;
-    const bool                            has_low_;
 
     std::vector<layer_place>   places_;       // [layer]
     std::set<predictor *>      predictors_;   // predictors of all places

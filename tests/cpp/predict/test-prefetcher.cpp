@@ -52,6 +52,18 @@ TEST_CASE("what is read ahead goes to the cache of its layer, over the border be
     CHECK(e.cache_of(1).prefetch({ 2, 0 }, tier_id::high, ALL));
 }
 
+TEST_CASE("over the border nothing is read ahead into a low pool that is on this side alone") {
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 4, { 0.5, 1.0 }, 3, 1);
+    e.reader.open_gate();
+    e.choose(0, { 0, 1 });
+    e.look_ahead();
+    for (const expert_id id : { expert_id{ 1, 3 }, { 1, 5 } }) {
+        CHECK(e.cache_of(1).holds(id, tier_id::high, ALL));
+        e.wait(id);
+    }
+    e.finish(0, { 0, 1 });
+}
+
 TEST_CASE("a layer that has all it needs is protected, and the one behind it looked at") {
     engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } }, { 2, 0, { { 1, 0.5f }, { 2, 0.4f } } } }, 6);
     e.reader.open_gate();
