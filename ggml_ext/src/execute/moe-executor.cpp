@@ -53,9 +53,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     stream_.release(inner);
     running_ = inner.idle() ? nullptr : &inner;
     count(inner.take_traffic());
-    if (!s.is_aborted()) {
-        error_ = s;
-    }
+    error_ = s.is_aborted() ? cache_.error() : s; // a read that hangs is not over
     return s;
 }
 

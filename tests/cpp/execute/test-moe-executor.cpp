@@ -6,7 +6,10 @@
 #include "fixtures/rpc-device.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 // Precision of each expert of the batch by Eq. 2, in the words of the paper: the best of what its tokens ask for.
@@ -324,6 +327,34 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
             CHECK(e.compute(m, input) == expected);
         }
     }
+}
+
+TEST_CASE("a read that hangs behind a computation that is aborted is the error of the next one") {
+    const model_on_disk m;
+    layer_input         input = random_input(m.shape, 1, 3);
+    input.ids                 = { 1, 5 };
+    rules config;
+    config.patience = std::chrono::milliseconds(50);
+    std::atomic<bool>     hangs(true);
+    engine                e(m, 2, 0, config);
+    const part_location & at = m.index.locate(tier_id::high, 0, part_id::down, 5);
+    e.reader.before          = [&](uint64_t offset, size_t) {
+        while (hangs && offset == at.offset - data_offset(at)) {
+            std::this_thread::yield();
+        }
+    };
+    ggml_backend_cpu_set_abort_callback(e.compute_on.backend, [](void *) { return true; }, nullptr);
+    layer_graph graph(m.shape, input);
+    graph.set_cached(m.index, 0);
+    CHECK(e.executor.compute(graph.graph, e.inner, &e.cpu_graph).is_aborted());
+    ggml_backend_cpu_set_abort_callback(e.compute_on.backend, nullptr, nullptr);
+    layer_input next = input;
+    next.ids         = { 0, 2 }; // in place of those
+    layer_graph other(m.shape, next);
+    other.set_cached(m.index, 0);
+    const std::string message = e.executor.compute(other.graph, e.inner, &e.cpu_graph).message();
+    CHECK(message.find("the disk has not answered a read") == 0);
+    hangs = false;
 }
 
 TEST_CASE("thresholds without the router's weights are an error, t1 = 1 needs none") {
