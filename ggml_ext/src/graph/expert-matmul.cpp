@@ -123,24 +123,28 @@ status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
     };
     std::sort(uses.begin(), uses.end(), by_slot);
 
-    const size_t n_rows    = std::accumulate(uses.begin(), uses.end(), size_t(0),
-                                             [](size_t n, const planned_use * use) { return n + use->selections.size(); });
+    std::vector<served_row> rows;
+    for (const planned_use * use : uses) {
+        for (const int32_t row : use->selections) {
+            rows.push_back({ row, int32_t(slot(use)) });
+        }
+    }
     const size_t span      = slot(uses.back()) - slot(uses.front()) + 1;
     const size_t n_at_once = rows_at_once(alike.routing);
-    const size_t n_places = ggml_backend_buffer_is_host(alike.weights.buffer) ? n_rows : size_t(alike.routing.n_tokens);
-    const bool   at_once  = n_rows == alike.routing.experts.size() && is_work(span, n_places);
-
-    std::vector<served_row> rows;
-    const auto add_them = [&] { return add_rows(alike.matmul, alike.weights, std::exchange(rows, {}), inner); };
+    const bool   in_host   = ggml_backend_buffer_is_host(alike.weights.buffer);
+    const auto   add_them  = [&] { return add_rows(alike.matmul, alike.weights, std::exchange(rows, {}), inner); };
+    if (rows.size() == alike.routing.experts.size() && inner_graph::are_distinct(alike.matmul, rows) &&
+        is_work(span, in_host ? rows.size() : size_t(alike.routing.n_tokens))) {
+        return add_them();
+    }
+    rows.clear();
     for (const planned_use * use : uses) {
         const size_t n = rows.size() + use->selections.size();
-        const bool   fits =
-            at_once || rows.empty() || (n <= n_at_once && is_work(slot(use) - rows.front().matrix + 1, n));
-        if (!fits) {
+        if (!rows.empty() && (n > n_at_once || !is_work(slot(use) - rows.front().matrix + 1, n))) {
             HOBBIT_TRY(add_them());
         }
         for (const int32_t row : use->selections) { // more than there are tokens, if some choose an expert twice
-            if (!at_once && rows.size() == n_at_once) {
+            if (rows.size() == n_at_once) {
                 HOBBIT_TRY(add_them());
             }
             rows.push_back({ row, int32_t(slot(use)) });

@@ -121,6 +121,10 @@ class inner_graph {
     // has room for it; each row occurs once; rows of one matrix are adjacent; outer tensors have evenly spaced rows.
     void add_matmul(const ggml_tensor * matmul, const matrices & weights, const std::vector<served_row> & rows);
 
+    // Returns true if no token has two rows of a matrix: kernels for packed layouts have a place for one. REQUIRES:
+    // rows of one matrix are adjacent, in the order of tokens
+    static bool are_distinct(const ggml_tensor * matmul, const std::vector<served_row> & rows);
+
     // Computes all rows of a token's MUL_MAT_ID with matrices whose numbers the device has, as add_look_up() returns
     // them: it looks the ids up in the table, and leaves the numbers in the memory of `to`.
     void          add_matmul(const ggml_tensor * matmul, const matrices & weights, ggml_tensor * numbers);

@@ -121,6 +121,34 @@ TEST_CASE("one expert has more rows than the batch has tokens, as by a table of 
     }
 }
 
+TEST_CASE("tokens choose an expert twice where weights are repacked") {
+    moe_model shape = model_on_disk::small();
+    shape.high      = GGML_TYPE_Q4_0;
+    const model_on_disk m(shape);
+    for (const int64_t n_tokens : { 1, 3, 70 }) {
+        for (const uint32_t n_slots : { 8u, 1u }) {
+            CAPTURE(n_tokens);
+            CAPTURE(n_slots);
+            layer_input input = random_input(m.shape, n_tokens, 12);
+            std::fill(input.ids.begin(), input.ids.end(), 3);
+            input.ids.back()                        = n_tokens == 1 ? 3 : 4; // its neighbour
+            const expert_cache::pool_place packed   = { ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), true };
+            const rows                     expected = stock(m, input, tier_id::high);
+            engine                         e(m, n_slots, 0, {}, packed);
+            e.compute(m, input); // so that the next one finds them together
+            const rows found = e.compute(m, input);
+            for (size_t i = 0; i < found.size(); i++) {
+                CAPTURE(i);
+                double difference = 0.0;
+                for (size_t j = 0; j < found[i].size(); j++) {
+                    difference = std::max(difference, double(std::abs(found[i][j] - expected[i][j])));
+                }
+                CHECK(difference < 1e-2);
+            }
+        }
+    }
+}
+
 TEST_CASE("no policy changes the output") {
     const model_on_disk m;
     for (const std::string & name : registered_policy::names()) {
