@@ -226,11 +226,14 @@ size_t cpu_rows::find(const planned_use & use) const {
 }
 
 size_t cpu_rows::adopt(const cpu_rows & other) {
-    for (; next_use_ < uses_.size() && other.has(uses_[next_use_]); next_use_++, next_row_++) {
-        const size_t row = other.find(uses_[next_use_]); // a use has one
-        for (size_t i = 0; i < results_.size(); i++) {
-            const size_t n = size_t(results_[i].outer->ne[0]);
-            std::copy_n(&other.results_[i].values[row * n], n, &results_[i].values[next_row_ * n]);
+    for (; next_use_ < uses_.size() && other.has(uses_[next_use_]); next_use_++) {
+        const size_t row = other.find(uses_[next_use_]);                   // a use has one there
+        const size_t end = next_row_ + uses_[next_use_].selections.size(); // and two if a token chose it twice
+        for (; next_row_ < end; next_row_++) {
+            for (size_t i = 0; i < results_.size(); i++) {
+                const size_t n = size_t(results_[i].outer->ne[0]);
+                std::copy_n(&other.results_[i].values[row * n], n, &results_[i].values[next_row_ * n]);
+            }
         }
     }
     return next_use_;

@@ -136,3 +136,14 @@ TEST_CASE("a second pass is exact, and asks no predictor that has not heard of i
     CHECK(two.compute() == stock(two.m, two.second, tier_id::high, 1));
     CHECK(two.n_early() == 1);
 }
+
+TEST_CASE("a token that chooses an expert twice, as by a table of experts, gets its rows") {
+    two_layers  two;
+    layer_input twice = two.second;
+    twice.ids[1]      = twice.ids[0];
+    compute_both(two.e, two.m, two.first, twice); // the layers are not known yet
+    const rows found = compute_both(two.e, two.m, two.first, twice);
+    CHECK(two.n_early() == 1);
+    twice.x = two.first.x;
+    CHECK(found == stock(two.m, twice, tier_id::high, 1));
+}
