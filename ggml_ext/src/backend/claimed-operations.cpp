@@ -44,8 +44,7 @@ static bool is_elementwise(const ggml_tensor * op) {
     }
 }
 
-// The expert matmul that the tensor is made of by element-wise operations alone.
-static const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth) {
+const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth) {
     if (is_expert_matmul(tensor)) {
         return tensor;
     }
@@ -73,12 +72,10 @@ bool is_of_device(const ggml_tensor * weights, ggml_backend_dev_t dev) {
 }
 
 bool is_between_matmuls(const ggml_tensor * op, ggml_backend_dev_t dev) {
-    constexpr int max_depth = 8;
-
     if (is_scale_lookup(op)) {
         return true;
     }
-    const ggml_tensor * matmul = is_elementwise(op) ? find_matmul(op, max_depth) : nullptr;
+    const ggml_tensor * matmul = is_elementwise(op) ? find_matmul(op) : nullptr;
     if (!matmul || !is_of_device(matmul->src[0], dev)) {
         return false;
     }

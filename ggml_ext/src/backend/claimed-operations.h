@@ -12,6 +12,9 @@ namespace hobbit {
 bool is_expert_matmul(const ggml_tensor * op);
 bool is_row_lookup(const ggml_tensor * op);
 
+// The expert matmul that the tensor is, or is made of by at most so many element-wise operations alone; null: none.
+const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth = 8);
+
 // Returns true if the backend of this device serves them.
 bool is_of_device(const ggml_tensor * weights, ggml_backend_dev_t dev);
 

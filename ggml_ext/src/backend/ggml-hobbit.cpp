@@ -192,8 +192,9 @@ static void ggml_backend_hobbit_synchronize(ggml_backend_t backend) {
 
 static split_runner * find_runner(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
-        if (is_expert_matmul(graph->nodes[i]) || is_row_lookup(graph->nodes[i])) {
-            return (split_runner *) graph->nodes[i]->src[0]->buffer->buft->context;
+        const ggml_tensor * node = graph->nodes[i];
+        if (const ggml_tensor * user = is_row_lookup(node) ? node : hobbit::find_matmul(node)) {
+            return (split_runner *) user->src[0]->buffer->buft->context;
         }
     }
     return nullptr;

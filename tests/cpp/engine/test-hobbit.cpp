@@ -374,6 +374,29 @@ TEST_CASE("the backend computes a layer as the CPU does, and its buffer keeps th
     ggml_backend_free(backend);
 }
 
+TEST_CASE("an evaluation callback, for which each node is a graph, changes nothing of a layer that skips experts") {
+    const files       f;
+    const moe_model   shape;
+    const layer_input input   = random_input(shape, 3, 41);
+    const model_ptr   model   = opened(f.plain_path, { number("hobbit.pools", 1 << 20), number("hobbit.t1", 0),
+                                                       number("hobbit.t2", 0), number("hobbit.strict", 1) });
+    const context_ptr context = context_of(model, 3);
+    ggml_backend_ptr  backend(ggml_backend_init_by_name("HOBBIT", nullptr));
+    rows              outputs[2];
+    for (const bool by_node : { false, true }) {
+        layer_graph layer(shape, input, true);
+        layer.set_in_buffer(hobbit_buffer_type(model.get(), 0));
+        const int n_nodes = ggml_graph_n_nodes(layer.graph);
+        for (int i = 0; i < n_nodes; i += by_node ? 1 : n_nodes) {
+            ggml_cgraph view = ggml_graph_view(layer.graph, i, by_node ? i + 1 : n_nodes);
+            CHECK(ggml_backend_graph_compute(backend.get(), &view) == GGML_STATUS_SUCCESS);
+        }
+        outputs[by_node] = layer.output();
+    }
+    CHECK(outputs[0] == outputs[1]);
+    CHECK(counters_of(model.get()).at("selections_skipped") == 6);
+}
+
 TEST_CASE("an error while computing fails the graph and is kept") {
     const files       f;
     const moe_model   shape;
