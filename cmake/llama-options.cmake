@@ -112,7 +112,8 @@ function(hobbit_add_cpu_files)
     set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/ggml-cpu)
     hobbit_cpu_libraries(libraries)
     foreach(library IN LISTS libraries)
-        target_sources(${library} PRIVATE ${folder}/repacked-row.cpp ${folder}/repacked-rows.cpp)
+        target_sources(${library} PRIVATE ${folder}/plain-rows.cpp ${folder}/repacked-row.cpp
+            ${folder}/repacked-rows.cpp)
         target_include_directories(${library} PRIVATE ${folder})
         if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # the team sleeps by futex
             target_sources(${library} PRIVATE ${folder}/thread-team.cpp)
