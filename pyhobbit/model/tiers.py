@@ -168,7 +168,7 @@ def sidecar_metadata(base: GgufFile) -> list[KeyValue]:
         alignment_entry(),
         *tier_metadata(),
         scalar_entry("hobbit.sidecar", GGUFValueType.BOOL, True),
-        string_entry("hobbit.sidecar.base_name", base.path.name),
+        string_entry("hobbit.sidecar.base_name", base.path.name.encode(errors="replace").decode()),
         scalar_entry("hobbit.sidecar.base_size", GGUFValueType.UINT64, base.size),
         scalar_entry("hobbit.sidecar.base_fingerprint", GGUFValueType.UINT64, fingerprint(base.tensors)),
     ]

@@ -220,6 +220,12 @@ def test_sidecar_names_its_base(model: Path) -> None:
     assert values_of(sidecar, "hobbit.tiers") == ["high", "low"]
 
 
+def test_sidecar_of_a_model_whose_name_is_not_utf8(model: Path) -> None:
+    sidecar = convert(Options(model.rename(model.with_name(os.fsdecode(b"m\xe9.gguf"))), sidecar=True))
+    assert os.fsencode(sidecar.name) == b"m\xe9.hobbit.gguf"
+    assert values_of(sidecar, "hobbit.sidecar.base_name") == "m?.gguf"
+
+
 def test_sidecar_of_splits_has_their_common_name_and_size(tmp_path: Path) -> None:
     write_moe(tmp_path / "model.gguf", split_max_tensors=5)
     splits = sorted(tmp_path.glob("model-*-of-*.gguf"))
