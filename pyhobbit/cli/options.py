@@ -157,7 +157,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, names: Collection[str]
     engine_config() and add_rpc_devices() take the parsed arguments.  names: as for add_setting_arguments().
     """
     least, *_, most = EngineConfig.contexts
-    context = f"tokens of context (default: {least} to {most}, by memory; at most the model's)"
+    context = f"tokens of context (default: {least} to {most}, by memory; 0: the model's, the most)"
     parser.add_argument("--ctx", type=int, metavar="N", help=context)
     add_batch_argument(parser)
     for name, of in (("k", "keys"), ("v", "values")):

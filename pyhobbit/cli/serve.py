@@ -388,7 +388,7 @@ class _ServerConfig(EngineConfig):
     keeps_states: ClassVar[bool] = True  # by its checkpoints
 
     def context_tokens(self, trained: int) -> int:
-        return self.n_ctx or min(trained * self.n_beams, self.contexts[0])
+        return trained if self.n_ctx == 0 else self.n_ctx or min(trained * self.n_beams, self.contexts[0])
 
 
 def _beside_images(
@@ -451,8 +451,7 @@ def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[
     unknown = any_given(_MEMORY_FLAGS, passed_on)
     if unknown or not (context is None or context.isdecimal()):
         return None
-    # with 0 llama-server takes what fits
-    n_ctx = None if context is None else max(int(context), _LEAST_CONTEXT)
+    n_ctx = None if context is None else int(context) and max(int(context), _LEAST_CONTEXT)
     n_slots, shares = _slots(passed_on)
     types: dict[str, Any] = {
         name: value(_SERVER_NAMES[name], passed_on) or "f16" for name in ("cache_type_k", "cache_type_v")

@@ -158,7 +158,8 @@ def _check_verb(arguments: Sequence[str]) -> None:
 def _unknown(verb: str, argument: str, parser: Parser) -> str:
     """The error for an argument that the verb does not know."""
     if not argument.startswith("-"):
-        return f"'{argument}' is one argument too many; see: pyhobbit {verb} --help"
+        hint = "a prompt follows -p" if "-p" in parser.options() else f"see: pyhobbit {verb} --help"
+        return f"'{argument}' is one argument too many; {hint}"
     option = argument.partition("=")[0]
     known = () if option in TAKEN else parser.options()
     hint = did_you_mean(option, known, f"see: pyhobbit {verb} --help", _LEAST_LIKENESS)

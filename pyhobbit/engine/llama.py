@@ -457,7 +457,7 @@ class Sampler:
         yield llama.llama_sampler_init_top_p(config.top_p, 1)
         yield llama.llama_sampler_init_min_p(config.min_p, 1)
         yield llama.llama_sampler_init_temp(config.temp)
-        yield llama.llama_sampler_init_dist(_RANDOM_SEED if config.seed is None else config.seed)
+        yield llama.llama_sampler_init_dist(_RANDOM_SEED if config.seed in (None, -1) else config.seed)
 
     def sample(self, context: Context, i: int = -1) -> int:
         """From the logits after token i of the last computation."""

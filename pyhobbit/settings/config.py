@@ -156,7 +156,7 @@ class SamplingConfig:
     repeat_penalty: float = 1.0
     """Above 1 it makes the answer's last `repeat_last_n` tokens less probable."""
     seed: int | None = None
-    """0 to 2**32 - 2; None draws one at random."""
+    """0 to 2**32 - 2; None and -1 draw one at random."""
 
     repeat_last_n: ClassVar[int] = 64
 
@@ -173,7 +173,8 @@ class SamplingConfig:
             0 < self.repeat_penalty < math.inf,
             f"repeat_penalty is {self.repeat_penalty}; it must be above 0, and 1 for none",
         )
-        _require(self.seed is None or 0 <= self.seed <= _MAX_SEED, f"seed must lie between 0 and {_MAX_SEED}")
+        is_seed = self.seed is None or -1 <= self.seed <= _MAX_SEED
+        _require(is_seed, f"seed is {self.seed}; it must lie between 0 and {_MAX_SEED}, or be -1 for any")
 
 
 SAMPLING_HELP: Mapping[str, str] = {
@@ -201,7 +202,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     """The expert cache."""
     n_ctx: int | None = None
-    """Tokens of context; None takes the best of `contexts` that memory allows, at most the model's own."""
+    """Tokens of context; None takes the best of `contexts` that memory allows, 0 all of the model's own."""
     n_batch: int | None = None
     """Prompt tokens per pass, at most `max_batch`; None takes the best of `batches` that memory allows."""
     n_beams: int = 1
@@ -238,7 +239,8 @@ class EngineConfig:
         for name in ("n_ctx", "n_batch", "n_beams", "n_threads"):
             value = getattr(self, name)
             _require_number(name, value, "whole number")
-            _require(value is None or value > 0, f"{name} is {value}; it must be positive")
+            is_own = name == "n_ctx" and value == 0
+            _require(value is None or value > 0 or is_own, f"{name} is {value}; it must be positive")
         for name, most, limit in (
             ("n_batch", self.max_batch, "a pass has at most {} tokens"),
             ("n_beams", self.max_beams, "a search keeps at most {}"),
@@ -265,7 +267,7 @@ class EngineConfig:
         if self.n_ctx is not None and self.n_ctx > trained:
             largest = f"the model was trained for {trained} tokens at most"
             raise HobbitError(f"a context of {self.n_ctx} is too large: {largest}; use --ctx {trained}")
-        return min(trained, self.contexts[0]) if self.n_ctx is None else self.n_ctx
+        return min(trained, self.contexts[0]) if self.n_ctx is None else self.n_ctx or trained
 
     def larger_contexts(self, trained: int) -> set[int]:
         """Contexts that may replace context_tokens()."""

@@ -184,7 +184,8 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["chat", "m.gguf", "--memory", "8"], "--memory 8 is 8 bytes; for GiB write 8G"),
         (["chat", "m.gguf", "--memor", "1G"], "chat has no option --memor; did you mean --memory?"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
-        (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many"),
+        (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many; a prompt follows -p"),
+        (["inspect", "m.gguf", "n"], "'n' is one argument too many; see: pyhobbit inspect --help"),
     ],
 )
 def test_what_is_not_known_gets_the_nearest_that_is(
@@ -328,12 +329,12 @@ def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -
         (["--t1", "0.9", "--t2", "0.5"], "--t1 (0.9) must not be above --t2 (0.5)"),
         (["--t1", "2"], "between 0 and 1"),
         (["-n", "0"], "-n is 0"),
-        (["--ctx", "0"], "--ctx is 0"),
+        (["--ctx", "-1"], "--ctx is -1"),
         (["--threads", "0"], "--threads is 0"),
         (["--threads", "513"], "at most 512 threads"),
         (["--device-memory", "1G", "--pools", "1G"], "--device-memory limits all that experts take on a GPU"),
         (["--temp", "-1"], "temp is -1.0"),
-        (["--seed", "-1"], "seed must lie between"),
+        (["--seed", "-2"], "seed is -2; it must lie between"),
         (["--stats-json", "/no/such/folder/s.json"], "does not exist; create it first"),
     ],
 )

@@ -198,4 +198,7 @@ def test_the_context_of_a_server_is_chosen_by_memory() -> None:
     given = serve._check_memory(path, CacheConfig(), None, ["-c", "600"])
     assert given is not None
     assert (given.chose_context, given.info.n_ctx) == (False, 600)
+    whole = serve._check_memory(path, CacheConfig(), None, ["-c", "0"])  # as llama-server takes it
+    assert whole is not None
+    assert (whole.chose_context, whole.info.n_ctx) == (False, whole.info.n_ctx_train)
     assert serve._check_memory(path, CacheConfig(), None, ["--no-kv-offload"]) is None

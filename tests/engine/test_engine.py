@@ -43,6 +43,7 @@ def test_the_same_seed_gives_the_same_text(engine: Engine) -> None:
     )  # from now on the prompt is in the KV cache but for its last token, which another kernel computes
     assert sampled(1) == sampled(1)
     assert len({sampled(seed) for seed in range(1, 5)}) > 1
+    assert len({sampled(-1) for _ in range(4)}) > 1
 
 
 def test_pieces_carry_rising_times_and_the_last_one_why_it_ended(engine: Engine) -> None:

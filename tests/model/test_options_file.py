@@ -79,7 +79,7 @@ def test_what_is_given_comes_before_the_file(given: tuple[str, ...], left: set[s
         ("system = 5", "system is 5; it must be a text"),
         ("think = 'maybe'", "'maybe'; choose one of on, off, hide"),
         ("max_tokens = 0", "is 0; it must be positive"),
-        ("ctx = 0", "is 0; it must be positive"),
+        ("ctx = -1", "is -1; it must be positive"),
         ("policy = 'lur'", "policy is 'lur'; choose one of"),
         ("weights = [1]", "weights has 1 numbers; give 4"),
         ("weights = ['a', 0, 0, 0]", "it must be a number"),

@@ -227,12 +227,13 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (CacheConfig, {"memory": "8G"}, "memory is '8G'; it must be a whole number"),
         (CacheConfig, {"prefetch": 1.5}, "prefetch is 1.5; it must be a whole number"),
         (CacheConfig, {"weights": ("1", 0, 0, 0)}, "weights is '1'; it must be a number"),
+        (EngineConfig, {"n_ctx": -1}, "n_ctx is -1; it must be positive"),
         (EngineConfig, {"n_ctx": "512"}, "n_ctx is '512'; it must be a whole number"),
         (SamplingConfig, {"temp": "hot"}, "temp is 'hot'; it must be a number"),
         (SamplingConfig, {"seed": 1.0}, "seed is 1.0; it must be a whole number"),
         (SamplingConfig, {"temp": -1.0}, "temp is -1.0"),
         (SamplingConfig, {"temp": float("nan")}, "temp is nan"),
-        (SamplingConfig, {"seed": 2**32 - 1}, "seed must lie between 0 and 4294967294"),
+        (SamplingConfig, {"seed": 2**32 - 1}, "seed is 4294967295; it must lie between 0 and 4294967294"),
         (EngineConfig, {"n_threads": -2}, "n_threads is -2; it must be positive"),
         (SamplingConfig, {"temp": float("inf")}, "temp is inf; it must be 0 (greedy) or more"),
         (SamplingConfig, {"top_k": -1}, "top_k is -1; it must be 0 (all tokens) or more"),
@@ -241,7 +242,7 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (SamplingConfig, {"min_p": -0.1}, "min_p is -0.1; it must lie between 0 and 1"),
         (SamplingConfig, {"repeat_penalty": 0}, "repeat_penalty is 0; it must be above 0"),
         (SamplingConfig, {"repeat_penalty": float("inf")}, "repeat_penalty is inf"),
-        (SamplingConfig, {"seed": -1}, "seed must lie between 0 and 4294967294"),
+        (SamplingConfig, {"seed": -2}, "seed is -2; it must lie between 0 and 4294967294, or be -1 for any"),
         (EngineConfig, {"n_batch": 65537}, "n_batch is 65537; a pass has at most 65536 tokens"),
         (EngineConfig, {"n_beams": 65}, "n_beams is 65; a search keeps at most 64"),
         (EngineConfig, {"n_beams": 0}, "n_beams is 0; it must be positive"),
@@ -276,6 +277,7 @@ def test_an_evaluation_is_strict_by_the_rule_gate_on_the_processor_unless_it_is_
 def test_a_context_is_as_large_as_asked_or_the_least_and_never_above_the_models() -> None:
     assert EngineConfig().context_tokens(trained=40960) == 4096
     assert EngineConfig().context_tokens(trained=512) == 512
+    assert EngineConfig(n_ctx=0).context_tokens(trained=40960) == 40960
     assert EngineConfig().larger_contexts(trained=512) == set()
     assert EngineConfig().larger_contexts(trained=4096) == set()
     assert EngineConfig().larger_contexts(trained=10000) == {8192, 10000}
