@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pyhobbit.engine.placement import Placed
     from pyhobbit.engine.plan import MemoryPlan
 
-_HOST, _PORT = "127.0.0.1", "8080"
 _CONTEXTS = (8192, 16384, 32768)
 _CONTEXT = _CONTEXTS[0]
 # Our defaults differ from its own: the largest context and 8 GiB of old prompts leave the experts no room.
@@ -48,8 +47,8 @@ _CHECKPOINTS = "32"  # its own default, for each slot
 _SLOTS = 4  # its own default
 # Shown in our help; all others are passed on as well.
 _PASSED_ON = {
-    "--host": ("HOST", f"address to listen on; 0.0.0.0: all (default: {_HOST})"),
-    "--port": ("PORT", f"port to listen on (default: {_PORT})"),
+    "--host": ("HOST", f"address to listen on; 0.0.0.0: all (default: {server_flags.HOST})"),
+    "--port": ("PORT", f"port to listen on (default: {server_flags.PORT})"),
     "--api-key": ("KEY", "key that clients must send (default: none)"),
     "--parallel": ("N", "requests computed at the same time; they share cache and context (default: 4)"),
     "--ctx": (
@@ -159,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
     if not without_model:
         require_model(args)
     _check_batch(args.batch, args.passed_on)  # before a model is downloaded
+    server_flags.check_address(args.passed_on)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
     become([str(SERVER), *arguments])
 
@@ -274,10 +274,9 @@ def _with_listed_models(passed_on: Sequence[str]) -> list[str]:
 
 
 def _address(passed_on: Sequence[str]) -> str:
-    host = str(value("--host", passed_on, _HOST)).split(",")[0]
+    host, port = server_flags.listens_at(passed_on)
     if host.endswith(".sock"):
         return f"the socket {host}"
-    port = str(value("--port", passed_on, _PORT))
     if port == "0":
         return f"{host}, a free port that the log names"
     scheme = "http" if value("--ssl-cert-file", passed_on) is None else "https"

@@ -3,13 +3,15 @@
 
 import json
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from pyhobbit.errors import HobbitError, did_you_mean
+from pyhobbit.errors import ConfigError, HobbitError, did_you_mean
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
+HOST, PORT = "127.0.0.1", "8080"  # its own defaults
 SERVER = BIN_DIR / "llama-server"
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 _OUR_NAMES = {"--ctx": "--ctx-size"}  # as the other verbs call it
@@ -41,6 +43,27 @@ def value(name: str, arguments: Sequence[str], default: str | None = None) -> st
         if argument in flag.names:
             given = "".join(arguments[i + 1 : i + 2]) if flag.n_values else ""
     return given
+
+
+def listens_at(arguments: Sequence[str]) -> tuple[str, str]:
+    """Host and port."""
+    return str(value("--host", arguments, HOST)).split(",")[0], str(value("--port", arguments, PORT))
+
+
+def check_address(arguments: Sequence[str]) -> None:
+    """Raises HobbitError where it cannot listen: llama-server gives no reason, and takes ports mod 65536."""
+    host, port = listens_at(arguments)
+    if host.endswith(".sock") or value("--reuse-port", arguments) is not None:
+        return
+    if not port.isdecimal() or int(port) > 0xFFFF:
+        raise ConfigError(f"--port is {port}; it must be a number from 0 to 65535")
+    try:
+        family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as llama-server
+            probe.bind(address)
+    except OSError as e:
+        raise HobbitError(f"{host}:{port} cannot be used: {e.strerror}; give another --host or --port") from e
 
 
 def any_given(names: Iterable[str], arguments: Sequence[str]) -> bool:
