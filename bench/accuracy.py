@@ -106,16 +106,12 @@ def choices_score(task: str, model: Path, data: Path, settings: Mapping[str, Any
     for _ in range(_N_ATTEMPTS):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode:
-            raise HobbitError(f"llama-perplexity failed on {data}: {_last_line(done.stderr)}")
+            *_, why = ["it gave no reason", *filter(str.strip, done.stderr.splitlines())]
+            raise HobbitError(f"llama-perplexity failed on {data}: {why}")
         n, percent = (_TASK_LINE.findall(done.stdout) or [("0", "0")])[-1]
         if int(n) >= _ENOUGH or (int(n) and _LAST_WORDS in done.stderr):
             return Score(int(n), round(int(n) * float(percent) / 100))
     raise HobbitError(f"llama-perplexity found no {task} tasks in {data}: is it such a file?")
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it gave no reason"
 
 
 #

@@ -39,6 +39,7 @@ from bench.harness import system
 from bench.harness.arms import BY_NAME
 from bench.harness.runner import BenchConfig, description, require_file
 from bench.harness.tokens import random_tokens
+from bench.harness.worker import bytes_from_disk
 from bench.tables import markdown, number, option_parser
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
@@ -141,8 +142,7 @@ class Server:
 
     def counters(self, arm: str) -> dict[str, float]:
         """Bytes read from the disk, and the cache's hits and misses."""
-        lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
-        read = next(float(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+        read = bytes_from_disk(self.process.pid)
         cache = self.get("/hobbit") if arm == "ours" else {}
         names = {name: (f"{name}_high", f"{name}_low") for name in ("hits", "misses")}
         return {"read": read, **{name: sum(cache.get(k, 0) for k in keys) for name, keys in names.items()}}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A recorded routing laid over a model of another shape: docs/measurements.md states the rules."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ def lay_over(trace: "Trace", shape: MoeShape) -> Routing:
         renamed = _renaming(layer, trace.n_experts, shape.n_experts)
         for token in range(n_tokens):
             candidates = (*renamed[experts[token, source]], *renamed[experts[token, further, ::-1]])
-            chosen = list(_distinct(candidates, shape))
+            chosen = _distinct(candidates, shape)
             laid.experts[token, layer] = chosen
             laid.weights[token, layer] = _weights_of(chosen, candidates, weights[token, source])
     return laid
@@ -101,14 +100,11 @@ def _renaming(layer: int, n_from: int, n_to: int) -> NDArray[np.int32]:
     return (order % n_to).astype(np.int32)
 
 
-def _distinct(candidates: tuple[int, ...], shape: MoeShape) -> Iterator[int]:
+def _distinct(candidates: tuple[int, ...], shape: MoeShape) -> list[int]:
     """The first n_used different ones; where there are fewer, the experts that follow the last one."""
-    chosen = list(dict.fromkeys(int(expert) for expert in candidates))[: shape.n_used]
-    yield from chosen
-    following = ((chosen[-1] + i) % shape.n_experts for i in range(1, shape.n_experts))
-    unused = (expert for expert in following if expert not in chosen)
-    for _ in range(shape.n_used - len(chosen)):
-        yield next(unused)
+    different = list(dict.fromkeys(map(int, candidates)))
+    following = ((different[-1] + i) % shape.n_experts for i in range(1, shape.n_experts))
+    return list(dict.fromkeys([*different, *following]))[: shape.n_used]
 
 
 def _weights_of(

@@ -4,6 +4,7 @@
 import fcntl
 import os
 import platform
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -144,17 +145,10 @@ def disk_bandwidth(path: Path, seconds: float) -> float | None:
 
 def machine() -> dict[str, object]:
     """The machine of the measurements."""
+    cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
-        "cpu": _line("/proc/cpuinfo", "model name"),
+        "cpu": cpu and cpu[1].strip(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
-
-
-def _line(path: str, key: str) -> str | None:
-    for line in Path(path).read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return None

@@ -327,14 +327,9 @@ def _rates(stats: dict[str, float], seconds: float) -> dict[str, float | None]:
     return {"hit_rate": hit_rate, "stall_share": stats["stall_s"] / seconds}
 
 
-def bytes_from_disk() -> int:
-    """Bytes that the disk read for this process: direct reads, and pages for mappings with their
-    readahead."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        name, value = line.split(":")
-        if name == "read_bytes":
-            return int(value)
-    raise RunError("/proc/self/io does not count read_bytes")
+def bytes_from_disk(pid: int | str = "self") -> int:
+    """Bytes that the disk read for a process: direct reads, and pages for mappings with their readahead."""
+    return int(Path(f"/proc/{pid}/io").read_text().split("read_bytes:")[1].split()[0])
 
 
 def main() -> int:
