@@ -164,25 +164,17 @@ def _run_policies(
     low_share: float | None,
     policies: Sequence[str],
 ) -> Iterator[Run]:
-    from pyhobbit.routing.trace import pool_slots, simulate
+    from pyhobbit.routing.trace import simulate
 
-    low_cost = base.bits_low / base.bits_high
-    high, low = pool_slots(
-        base.n_layers * base.n_experts,
-        capacity,
-        low_share if base.t1 < 1 else 0.0,
-        low_cost,
-        base.n_used,
-        1 - base.t1,
-    )
-    base = replace(base, slots_high=high, slots_low=low)
+    base = base.with_slots(capacity, low_share)
     results = {
         name: simulate(routes, replace(base, policy=name)) for name in dict.fromkeys([_LRU, *policies])
     }
     lru = results[_LRU].penalty
     for name in policies:
         relative = results[name].penalty / lru if lru else None
-        own = {"policy": name, "capacity": capacity, "slots_high": high, "slots_low": low}
+        slots = {"slots_high": base.slots_high, "slots_low": base.slots_low}
+        own = {"policy": name, "capacity": capacity, **slots}
         yield {**own, "relative_to_lru": relative, **_figures(results[name], base)}
 
 

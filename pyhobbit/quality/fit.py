@@ -10,7 +10,7 @@ import numpy as np
 
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.quality.evaluate import Costs, Quality
-from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, pool_slots, simulate, use_rates
+from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, simulate, use_rates
 
 Weights = tuple[float, float, float, float]
 """Weights of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
@@ -71,14 +71,6 @@ def simulation_of(info: ModelInfo, rule: str, found: Quality, costs: Costs | Non
     return replace(base, rule=rule, price=found.price, low_costs=costs.low, skip_costs=costs.skip)
 
 
-def with_slots(base: Simulation, capacity: float, low_share: float) -> Simulation:
-    """With pools that hold at least one token's experts of a layer."""
-    uses_low = float(base.t1 < 1 or base.price > 0)
-    n_all, low_cost = base.n_layers * base.n_experts, base.bits_low / base.bits_high
-    high, low = pool_slots(n_all, capacity, low_share * uses_low, low_cost, base.n_used, uses_low)
-    return replace(base, slots_high=high, slots_low=low)
-
-
 @dataclass(frozen=True)
 class CacheFit:
     """The fitted cache.
@@ -131,7 +123,7 @@ class CacheFitter:
         base = replace(self._base, policy=policy, weights=weights, prior=prior)
         penalties = []
         for capacity in CAPACITIES:
-            penalties.append(simulate(routes, with_slots(base, capacity, low_share)).penalty_per_token)
+            penalties.append(simulate(routes, base.with_slots(capacity, low_share)).penalty_per_token)
             self._progress()
         return np.array(penalties)
 

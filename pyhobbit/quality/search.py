@@ -3,7 +3,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -75,37 +75,32 @@ class Bound:
         return [(value, limit) for value, limit in pairs if limit is not None]
 
 
+@dataclass
 class Trials:
-    """Measures settings on some chunks, each once. told: of each measured setting.  memo: keeps them."""
+    """Measures settings on some chunks, each once. told: of each measured setting.  memo: keeps them.
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        chunks: Sequence[Chunk],
-        reference: np.ndarray,
-        progress: Progress | None = None,
-        told: Callable[[Quality], object] | None = None,
-        memo: Memo = measure_now,
-    ) -> None:
-        self.evaluator = evaluator
-        self._chunks = chunks
-        self._reference = reference
-        self._progress = progress
-        self._told = told
-        self._memo = memo
-        self.measured: dict[tuple[float, float, float], Quality] = {}
+    measured: by t1, t2 and price.
+    """
+
+    evaluator: Evaluator
+    chunks: Sequence[Chunk]
+    reference: np.ndarray
+    progress: Progress | None = None
+    told: Callable[[Quality], object] | None = None
+    memo: Memo = measure_now
+    measured: dict[tuple[float, float, float], Quality] = field(default_factory=dict)
 
     def __call__(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> Quality:
         key = (t1, t2, price)
         if key not in self.measured:
-            self.measured[key] = self._memo(
+            self.measured[key] = self.memo(
                 f"{self.evaluator.rule} {t1!r} {t2!r} {price!r}",
                 lambda: self.evaluator.measure(
-                    self._chunks, t1, t2, self._reference, self._progress, price=price
+                    self.chunks, t1, t2, self.reference, self.progress, price=price
                 ),
             )
-            if self._told is not None:
-                self._told(self.measured[key])
+            if self.told is not None:
+                self.told(self.measured[key])
         return self.measured[key]
 
 

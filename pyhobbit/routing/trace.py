@@ -5,7 +5,7 @@ The file's format is described in ggml_ext/src/record/trace.h; `chat --trace FIL
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -121,6 +121,14 @@ class Simulation:
     predictor: str | None = None
     prefetch_bar: float = 0.0
     paths: tuple[int, ...] = ()
+
+    def with_slots(self, capacity: float, low_share: float | None) -> "Simulation":
+        """With pools as of pool_slots(); the low one where the rule uses low precision."""
+        if self.t1 == 1 and self.price == 0:
+            low_share = 0.0
+        n_all, low_cost = self.n_layers * self.n_experts, self.bits_low / self.bits_high
+        high, low = pool_slots(n_all, capacity, low_share, low_cost, self.n_used, 1 - self.t1)
+        return replace(self, slots_high=high, slots_low=low)
 
 
 @dataclass(frozen=True)
