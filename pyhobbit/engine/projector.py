@@ -33,6 +33,5 @@ def projector_bytes(model: Path, projector: Path) -> int:
     return n_bytes + _LIBRARY_BYTES
 
 
-def _unfit(path: Path, model: Path, reason: str | None) -> HobbitError:
-    why = reason or "llama.cpp gave no reason"
-    return HobbitError(f"{path} cannot be loaded: {why}; give the projector that comes with {model.name}")
+def _unfit(path: Path, model: Path, reason: str) -> HobbitError:
+    return HobbitError(f"{path} cannot be loaded: {reason}; give the projector that comes with {model.name}")

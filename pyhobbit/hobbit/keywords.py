@@ -5,12 +5,11 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill, indent
 from typing import Any
 
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, did_you_mean
 from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import CacheConfig, parse_size
 from pyhobbit.settings.resolve import check_settings
@@ -51,9 +50,8 @@ def check(given: Mapping[str, object], *constructors: Callable[..., None]) -> No
     known = {name for each in constructors for name in inspect.signature(each).parameters}
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"Hobbit() has no keyword {name}{hint}")
+            hint = did_you_mean(name, known, "")
+            raise TypeError(f"Hobbit() has no keyword {name}{hint and '; '}{hint}")
 
 
 def of_model(

@@ -159,18 +159,12 @@ class _Cursor:
         return [self.value(item_type) for _ in range(n)]
 
     def skip_value(self, value_type: GGUFValueType) -> None:
+        n = 1
+        if value_type == GGUFValueType.ARRAY:
+            value_type, n = self.value_type(), self.scalar("Q")
         if value_type in _SCALARS:
-            self.skip(struct.calcsize("<" + _SCALARS[value_type]))
+            self.skip(n * struct.calcsize("<" + _SCALARS[value_type]))
         elif value_type == GGUFValueType.STRING:
-            self.skip(self.scalar("Q"))
-        else:
-            self._skip_array()
-
-    def _skip_array(self) -> None:
-        item_type, n = self.value_type(), self.scalar("Q")
-        if item_type in _SCALARS:
-            self.skip(n * struct.calcsize("<" + _SCALARS[item_type]))
-        elif item_type == GGUFValueType.STRING:
             for _ in range(n):
                 self.skip(self.scalar("Q"))
         else:

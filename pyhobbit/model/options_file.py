@@ -2,6 +2,7 @@
 """A model's own options, in a TOML file beside it; the command line and keywords come before it."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,7 @@ from tomlkit.exceptions import TOMLKitError
 from pyhobbit.errors import ConfigError, HobbitError, did_you_mean
 from pyhobbit.model.file_names import options_path
 from pyhobbit.native.files import write_text
-from pyhobbit.settings.config import (
-    SAMPLING_HELP,
-    CacheConfig,
-    ChatConfig,
-    EngineConfig,
-    SamplingConfig,
-    parse_size,
-)
+from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, parse_size
 from pyhobbit.settings.table import KEYS, OPTIONS
 
 _CACHE = {
@@ -26,8 +20,7 @@ _CACHE = {
     for name, specs in OPTIONS.items()
     if specs[0].kind != "path"
 }
-_COUNTS = ("top_k", "seed")
-_SAMPLING = {name: "count" if name in _COUNTS else "number" for name in SAMPLING_HELP}
+_SAMPLING = {each.name: "number" if each.type is float else "count" for each in fields(SamplingConfig)}
 _ENGINE = {
     "ctx": "count",
     "batch": "count",
