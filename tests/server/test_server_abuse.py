@@ -103,7 +103,13 @@ def test_what_nests_too_deep_is_a_bad_request(server: Server, body: dict[str, An
     assert server.complete(n=1)
 
 
-@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"prompt":' * 50_000, b"\xff" * 1000, b"{}" * 1000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"[" * 200_000, b'{"prompt":' * 50_000, b"\xff" * 1000, b"{}" * 1000),
+        b'{"prompt":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    ],
+)
 def test_bodies_that_are_no_request_are_refused(server: Server, body: bytes) -> None:
     assert server.request("/completion", body).status == 400
     assert server.complete(n=1)
