@@ -261,7 +261,7 @@ def read_trace(path: Path) -> Trace:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as e:
         raise HobbitError(f"the trace {path} cannot be read: {e.strerror}") from e
-    lines = text.splitlines()
+    lines = text.removesuffix("\n").split("\n")  # a model's name may have other line ends
     n_header = sum(1 for _ in takewhile(lambda line: line.startswith("#"), lines))
     header = lines[:n_header]
     model = next(filter(None, map(_MODEL.fullmatch, header)), None)

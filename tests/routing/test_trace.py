@@ -90,6 +90,12 @@ def test_steps_may_start_again_after_the_prompt(tmp_path: Path) -> None:
     assert trace.routes["token"].tolist() == [0, 0, 1, 1, 1, 1] + [2] * 4 + [3] * 4
 
 
+@pytest.mark.parametrize("character", "\x85\u2028")
+def test_a_name_with_a_line_end_that_only_python_knows_is_read(character: str, path: Path) -> None:
+    path.write_text(path.read_text().replace("a model", f"a{character}model"), encoding="utf-8")
+    assert read_trace(path).model == f"a{character}model.gguf"
+
+
 def test_unknown_weights_are_read_as_nan(tmp_path: Path) -> None:
     rows = [(*row[:6], float("nan")) for row in letters("AB")]
     trace = read_trace(write_trace(tmp_path / "t.csv", rows, 1, 2, 1))
