@@ -69,13 +69,14 @@ def write_options(model: Path, options: Mapping[str, Any]) -> Path:
     """
     path = options_path(model)
     document = _document(path)
+    keys = {key.replace("-", "_"): key for key in document}
     for name, value in options.items():
         for each in {name, *_REPLACED_BY.get(name, ())} - {*options}:
-            document.pop(each, None)
+            document.pop(keys.get(each, each), None)
         if value is None:
-            document.pop(name, None)
+            document.pop(keys.get(name, name), None)
         else:
-            document[name] = list(value) if isinstance(value, tuple) else value
+            document[keys.get(name, name)] = list(value) if isinstance(value, tuple) else value
     _checked(path, document.unwrap())
     write_text(path, tomlkit.dumps(document))
     return path

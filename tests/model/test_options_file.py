@@ -47,6 +47,12 @@ def test_what_is_written_is_read_and_the_rest_of_the_file_stays(model: Path) -> 
     assert read_options(model) == {**options, "price": 0.5}
 
 
+def test_options_with_a_dash_are_changed_and_removed(model: Path) -> None:
+    _write(model, "top-k = 5\nmax-tokens = 7\nprefetch-bar = 0.5\n")
+    write_options(model, {"top_k": 6, "max_tokens": None})
+    assert model.with_name("m.toml").read_text("utf-8") == "top-k = 6\nprefetch-bar = 0.5\n"
+
+
 @pytest.mark.parametrize(
     ("given", "left"),
     [
