@@ -81,8 +81,9 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
 
 def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:
     """Converts the checkpoint to one GGUF. `progress` is called with bytes written. Raises HobbitError."""
-    arguments = [str(_SCRIPT), str(folder), out_type, _YES_NO[has_mtp], str(_CONVERTER), str(output)]
-    _run(arguments, folder, output, progress)
+    name = output.name.replace("{", "{{").replace("}", "}}")  # which the converter takes as a template
+    arguments = [_SCRIPT, folder, out_type, _YES_NO[has_mtp], _CONVERTER, output.with_name(name)]
+    _run(list(map(str, arguments)), folder, output, progress)
 
 
 def _run(

@@ -130,6 +130,12 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
         convert(Options(folder))
 
 
+def test_an_output_may_have_braces_in_its_name(tmp_path: Path) -> None:
+    output = tmp_path / "a{ftype}.gguf"
+    convert(Options(TINY_MODEL, low="q4_0", output=output))
+    assert list(tmp_path.iterdir()) == [output]
+
+
 def test_sidecar_of_a_checkpoint_is_refused() -> None:
     with pytest.raises(HobbitError, match="MODEL is a folder"):
         convert(Options(TINY_MODEL, sidecar=True))
