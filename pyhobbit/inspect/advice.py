@@ -66,7 +66,7 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
         "memory": plan.memory_text,
         **({"states": states} if info.snapshot_bytes else {}),
         "experts": f"{', '.join(info.pool_texts())}, on {plan.device or 'the CPU'}",
-        "precision": f"rule price, price {info.price:g}" if info.price > 0 else precision,
+        "precision": f"price {info.price:g}" if info.price > 0 else precision,
     }
 
 

@@ -142,5 +142,5 @@ def _for_json(value: Any) -> Any:
 
 
 def _numbers(rule: str, quality: Quality) -> str:
-    numbers = f"price = {quality.price:g}" if rule == "price" else f"t1 = {quality.t1:g}, t2 = {quality.t2:g}"
+    numbers = f"price = {quality.price:g}" if rule != "gate" else f"t1 = {quality.t1:g}, t2 = {quality.t2:g}"
     return f"rule {rule:7} {numbers}"
