@@ -26,7 +26,7 @@ from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
 from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials
-from pyhobbit.quality.stored import Calibration
+from pyhobbit.quality.stored import Calibration, published_name
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import unimportance
@@ -103,7 +103,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     found = _Found()
     with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
         chunks = _chunks(evaluator, model, text, content, config)
-        memo = _measurements(evaluator, model, content, chunks)
+        memo = _measurements(evaluator, model, content, chunks, config.engine.cache.sidecar)
         known = _know(evaluator, chunks, memo, config)
         if "gate" in config.rules or not known.has_low:
             _try_gate(evaluator, known, found)
@@ -114,9 +114,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
             _try_low_alone(evaluator, known, found)
             if by_price:
                 _try_price(evaluator, known, found, config)
-    report = _report(model, config, known, found)
-    memo.finish()
-    return report
+    return _report(model, config, known, found)
 
 
 def _chunks(
@@ -139,12 +137,12 @@ def _chunks(
     return [*chunks[::2], *chunks[1::2]] if config.n_check(n) else chunks  # those that check come last
 
 
-def _measurements(evaluator: Evaluator, model: Path, content: str, chunks: list[Chunk]) -> Measurements:
-    info = evaluator.info
+def _measurements(
+    evaluator: Evaluator, model: Path, content: str, chunks: list[Chunk], sidecar: Path | None
+) -> Measurements:
     key = {
-        "model_bytes": sum(part.size for part in model_parts(model)),
-        "tier_bytes": [info.tier_bytes_high, info.tier_bytes_low],
-        "text": hashlib.sha256(content.encode()).hexdigest(),
+        "model": published_name(model, sidecar),
+        "text": hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest(),
         "n_ctx": evaluator.n_ctx,
         "n_chunks": len(chunks),
     }

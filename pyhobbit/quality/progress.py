@@ -16,7 +16,7 @@ _VERSION = 2
 
 
 class Measurements:
-    """Measured settings by name, in a file beside the model until finish().
+    """Measured settings by name, in a file beside the model until a calibration is stored.
 
     key: what the measurements belong to; those of another model, text or split into chunks are dropped.
     """
@@ -45,7 +45,3 @@ class Measurements:
             self._found[name] = asdict(measure())
             write_text(self.path, json.dumps({"key": self._key, "found": self._found}))
         return Quality(**self._found[name])
-
-    def finish(self) -> None:
-        """Removes the file: the calibration that follows from it is stored."""
-        self.path.unlink(missing_ok=True)

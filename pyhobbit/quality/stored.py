@@ -18,6 +18,7 @@ from pyhobbit.model.model_file import model_files
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
+from pyhobbit.quality.progress import Measurements
 from pyhobbit.settings.table import KEYS, default
 
 _ARCHITECTURE = "hobbit-calibration"
@@ -72,6 +73,7 @@ class Calibration:
                 writer.write_header_to_file()
                 writer.write_kv_data_to_file()
                 writer.close()
+            Measurements.path_of(model).unlink(missing_ok=True)  # no longer needed
         except OSError as e:
             raise HobbitError(
                 f"the calibration cannot be stored in {path}: {e.strerror}; it must lie beside the model"
