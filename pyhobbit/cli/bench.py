@@ -72,8 +72,9 @@ def run(args: argparse.Namespace) -> int:
         disk = disk_speed(read_model_file(model, args.sidecar), args.io_threads) if info.cached else None
         prompts, decoded = [], []
         texts = _texts()
+        lengths = [n for n in sorted(args.prompts) if args.prompts is not _PROMPTS or n <= info.n_ctx]
         for _ in range(args.reps):
-            prompts.append([_read_prompt(engine, next(texts), n) for n in sorted(args.prompts)])
+            prompts.append([_read_prompt(engine, next(texts), n) for n in lengths])
             decoded.append(decoding(_decode(engine, args.warm_up, args.tokens), disk))
         document = {
             "model": str(model),

@@ -172,12 +172,13 @@ def _report_opening(model: Path, conversation: "Conversation", cache: CacheConfi
 
 
 def _report_no_cache(info: "ModelInfo", cache: CacheConfig) -> None:
-    bound = "--memory" if cache.memory is not None else "--pools" if cache.pools is not None else None
+    given = [f"--{name}" for name in ("memory", "pools", "trace") if getattr(cache, name) is not None]
     if info.has_experts:
         _say("the model fits in memory, so the expert cache is off; --memory or --pools turns it on")
     else:
         text = f"{info.model} is a dense model without experts to cache: it runs as in stock llama.cpp"
-        _say(text + (f", and {bound} does not apply to it" if bound else ""))
+        does = "do" if given[1:] else "does"
+        _say(text + (f", and {' and '.join(given)} {does} not apply to it" if given else ""))
 
 
 def _say(text: str) -> None:

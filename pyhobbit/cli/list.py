@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([{**asdict(model), "path": str(model.path)} for model in models], indent=2))
         return 0
     if not models:
-        print("no model has been downloaded; get one with: pyhobbit pull USER/NAME")
+        folders = ", ".join(map(str, args.folders))
+        here = f"no whole model is in {folders}, and none" if folders else "no model"
+        print(f"{here} has been downloaded; get one with: pyhobbit pull USER/NAME")
         return 0
     print("\n".join(_table(models)))
     return 0

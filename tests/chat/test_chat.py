@@ -288,7 +288,7 @@ def test_a_dense_model_runs_as_stock_and_says_so_once(
     assert stats["generated_tokens"] == 4
 
 
-@pytest.mark.parametrize("bound", ["--memory", "--pools"])
+@pytest.mark.parametrize("bound", ["--memory", "--pools", "--trace"])
 def test_a_dense_model_says_that_a_bound_does_not_apply(
     bound: str, run_pyhobbit: RunPyhobbit, dense_gguf: Path
 ) -> None:

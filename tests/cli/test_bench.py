@@ -44,6 +44,14 @@ def test_pools_that_hold_every_expert_are_hit(tiny_gguf: Path, run_pyhobbit: Run
     assert "MB read per token" in rows["hits"]
 
 
+def test_usual_prompts_that_the_context_cannot_hold_are_left_out(
+    tiny_gguf: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    done = run_pyhobbit("bench", tiny_gguf, "--ctx", 100, "--tokens", 4, "--warm-up", 0, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["prompts"]) == 1
+
+
 def test_the_timeline_of_a_run_explains_its_tokens(
     tiny_gguf: Path, run_pyhobbit: RunPyhobbit, tmp_path: Path
 ) -> None:

@@ -105,7 +105,9 @@ def test_the_commands(tmp_path: Path) -> None:
         return done.stdout
 
     with serving(Hub(REPOS)) as hub:
-        assert run("list") == "no model has been downloaded; get one with: pyhobbit pull USER/NAME\n"
+        get = "has been downloaded; get one with: pyhobbit pull USER/NAME\n"
+        assert run("list") == f"no model {get}"
+        assert run("list", tmp_path) == f"no whole model is in {tmp_path}, and none {get}"
         path = Path(run("pull", "https://huggingface.co/user/many").strip())
         assert path.name == "M-Q4_K_M.gguf"
         link = tmp_path / "m.gguf"
