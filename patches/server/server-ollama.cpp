@@ -272,6 +272,9 @@ static server_http_res_ptr generate(const server_http_req & req, const server_ol
     }
     g_idle_ms = keep.is_null() ? NOT_GIVEN : duration_ms(keep);
     if (is_empty) {
+        if (!unloads) {
+            routes.adapters(req); // any task loads a model that sleeps, and its idle time begins anew
+        }
         return answer(form.last_line({}, unloads ? "unload" : "load"));
     }
     const std::string path = is_raw ? "/v1/completions" : "/v1/chat/completions";

@@ -8,7 +8,7 @@
 
 // The handlers that requests are mapped to. A router passes requests to the models' servers as they are.
 struct server_ollama_routes {
-    server_http_context::handler_t chat, completions, models, props;
+    server_http_context::handler_t chat, completions, models, props, adapters;
     server_http_context::handler_t unload; // a router has it, others null
 };
 

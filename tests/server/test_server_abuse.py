@@ -161,6 +161,15 @@ def test_clients_that_send_half_a_body_keep_nobody_waiting(server: Server) -> No
         assert server.complete(n=1)
 
 
+def test_a_body_that_stops_in_the_middle_gives_its_memory_back(server: Server) -> None:
+    """One in chunks may become as long as all bodies together."""
+    lines = ("POST /completion HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}")
+    head = "\r\n".join((*lines, "Transfer-Encoding: chunked", "", "1", "{", ""))
+    with _connection(server) as client:
+        client.sendall(head.encode())
+        assert server.complete(n=1)
+
+
 def test_200_connections_get_the_same_text(server: Server) -> None:
     expected = server.complete(n=2)
     begin = threading.Barrier(200)

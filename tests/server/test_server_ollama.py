@@ -183,3 +183,17 @@ def test_the_models_of_a_folder_answer_by_name(tiny_gguf: Path, tmp_path: Path) 
         wait_until(lambda: not client.ps().models)
         with pytest.raises(ollama.ResponseError):
             client.chat("c", [{"role": "user", "content": PROMPT}])
+
+
+def test_a_model_that_is_asked_for_without_a_prompt_is_loaded(tiny_gguf: Path, tmp_path: Path) -> None:
+    with (
+        serving(tiny_gguf, tmp_path / "log", "--pools", "6M") as server,
+        _client(server) as client,
+    ):
+        time.sleep(4)
+        assert client.generate("tiny", keep_alive=3).done_reason == "load"  # from now on
+        time.sleep(1.5)
+        assert client.ps().models
+        wait_until(lambda: not client.ps().models)
+        assert client.chat("tiny", keep_alive=-1).done_reason == "load"
+        assert client.ps().models
