@@ -11,9 +11,8 @@ namespace hobbit {
 
 // The facts that a registered setting may depend on; they are known once the layers are placed.
 struct engine_facts {
-    bool is_on_device; // a device with memory of its own computes experts
-    bool cpu_shares;   // hobbit.mode lets the CPU compute some of them
-    bool predicts;     // hobbit.prefetch is above 0
+    bool cpu_shares; // hobbit.mode lets the CPU compute some of a GPU's experts
+    bool predicts;   // hobbit.prefetch is above 0
 };
 
 // A number or flag of a mechanism, which takes its place in the table of settings by an object of static storage.

@@ -104,11 +104,10 @@ void prefetcher::judge(layer_id layer, const std::set<uint32_t> & chosen) {
     const auto n_chosen = [&](const std::set<uint32_t> & experts) {
         return uint64_t(std::count_if(experts.begin(), experts.end(), [&](uint32_t i) { return chosen.count(i) > 0; }));
     };
-    const uint64_t n_used   = n_chosen(e.prefetched);
     stats_.predicted       += e.predicted.size();
     stats_.predicted_right += n_chosen(e.predicted);
     stats_.prefetched      += e.prefetched.size();
-    stats_.prefetched_used += n_used;
+    stats_.prefetched_used += n_chosen(e.prefetched);
     pass_.prefetched       += e.prefetched.size();
     e                       = {};
     places_[layer].cache->end_prefetch(layer);

@@ -244,11 +244,7 @@ class replay {
                 policy_->begin_tokens(batch.numbers.at(sequence), n);
             }
             result_.n_tokens += batch.n_counted;
-            for (size_t i = batch.first; i < batch.last;) {
-                const size_t end = layer_end(i, batch);
-                run_layer(i, end, batch);
-                i = end;
-            }
+            each_layer(batch, [&](size_t first, size_t last) { run_layer(first, last, batch); });
         }
         result_.penalty =
             double(result_.misses_high) + double(result_.misses_low) * (options_.bits_low / options_.bits_high);
@@ -265,11 +261,7 @@ class replay {
         if (is_bound_) {
             auto bound = std::make_unique<belady_policy>(options_);
             for (const route_batch & batch : batches) {
-                for (size_t i = batch.first; i < batch.last;) {
-                    const size_t end = layer_end(i, batch);
-                    bound->will_use(routes_ + i, routes_ + end);
-                    i = end;
-                }
+                each_layer(batch, [&](size_t first, size_t last) { bound->will_use(routes_ + first, routes_ + last); });
             }
             policy_ = std::move(bound);
         } else {
@@ -320,12 +312,15 @@ class replay {
         return set(e.tier).contains(e.id) || set(e.tier).insert(e.id, e.id.layer, how, &evicted);
     }
 
-    size_t layer_end(size_t i, const route_batch & batch) const {
-        const int32_t layer = routes_[i].layer;
-        while (i < batch.last && routes_[i].layer == layer) {
-            i++;
+    // Calls visit(first, last) for the routes of each layer, in their order.
+    template <typename Visit>
+    void each_layer(const route_batch & batch, Visit visit) const {
+        for (size_t first = batch.first, last = first; first < batch.last; first = last) {
+            while (last < batch.last && routes_[last].layer == routes_[first].layer) {
+                last++;
+            }
+            visit(first, last);
         }
-        return i;
     }
 
     void run_layer(size_t first, size_t last, const route_batch & batch) {
