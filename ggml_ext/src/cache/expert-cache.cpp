@@ -118,14 +118,6 @@ void expert_cache::request(expert_id id, tier_id tier, part_set parts) {
     submit(id, tier, parts, load_urgency::demand);
 }
 
-bool expert_cache::arrived(expert_id id, tier_id tier, part_set parts) const {
-    return loader_.arrived(load(id, tier), parts);
-}
-
-status expert_cache::wait(expert_id id, tier_id tier, part_set parts) {
-    return loader_.wait(load(id, tier), parts);
-}
-
 loader::transfers expert_cache::transferred() const {
     return loader_.transferred(ggml_backend_buft_get_device(ggml_backend_dev_buffer_type(place_.device)));
 }

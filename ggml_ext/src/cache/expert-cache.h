@@ -69,7 +69,7 @@ class expert_cache {
     void request(expert_id id, tier_id tier, part_set parts);
 
     // Returns true if all of the requested parts are loaded. REQUIRES: resident
-    bool arrived(expert_id id, tier_id tier, part_set parts) const;
+    bool arrived(expert_id id, tier_id tier, part_set parts) const { return loader_.arrived(load(id, tier), parts); }
 
     // Which of the layer's experts have all of `parts`, [expert].
     std::vector<bool> loaded(layer_id layer, tier_id tier, part_set parts) const {
@@ -77,7 +77,7 @@ class expert_cache {
     }
 
     // Waits until they are, or until a read fails. REQUIRES: pinned
-    status wait(expert_id id, tier_id tier, part_set parts);
+    status wait(expert_id id, tier_id tier, part_set parts) { return loader_.wait(load(id, tier), parts); }
 
     // Undoes one acquire, after the current read of the expert has ended. Drops requests that have not begun.
     void release(expert_id id, tier_id tier);

@@ -64,10 +64,6 @@ void loader::stop() {
     }
 }
 
-loader::lane & loader::lane_of(const chunk & c) {
-    return c.source ? link_of(c.buffer).copies : disk_;
-}
-
 loader::link & loader::link_of(ggml_backend_buffer_t buffer) {
     const auto found = links_.find(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
     GGML_ASSERT(found != links_.end());

@@ -38,16 +38,8 @@ static expert_id best(pool_policy & pool, const std::vector<candidate> & candida
     return found;
 }
 
-bool pool_policy::admits(expert_id, expert_id) {
-    return true;
-}
-
 expert_id pool_policy::victim(const std::vector<candidate> & candidates, layer_id running) {
     return best(*this, candidates, running, std::less<>());
-}
-
-double pool_policy::value(expert_id, layer_id) {
-    return 0.0;
 }
 
 expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, layer_id running) {

@@ -59,13 +59,13 @@ class pool_policy {
     // Returns true if the newcomer may take the victim's slot. The pool asks this for prefetches and other inserts in
     // the background, and drops them if refused. It never asks for a demand, because the expert is computed from its
     // slot: a policy that would refuse one makes it the next victim instead.
-    virtual bool admits(expert_id newcomer, expert_id victim);
+    virtual bool admits(expert_id /* newcomer */, expert_id /* victim */) { return true; }
 
     // The candidate to evict while layer `running` runs, of one or more. Unless refused by admits(), it is evicted.
     virtual expert_id victim(const std::vector<candidate> & candidates, layer_id running);
 
     // The worth of keeping the expert while layer `running` runs, without a unit: only the order counts.
-    virtual double value(expert_id id, layer_id running);
+    virtual double value(expert_id, layer_id /* running */) { return 0.0; }
 
     // The candidate of the largest value, the most recently touched among equals; REQUIRES: at least one.
     expert_id most_valuable(const std::vector<candidate> & candidates, layer_id running);

@@ -37,7 +37,7 @@ class echo_policy : public cache_policy {
   public:
     explicit echo_policy(const policy_options & options);
 
-    void   begin_sequence(uint32_t sequence) override;
+    void   begin_sequence(uint32_t number) override { find(number).token = token_memory::none; }
     void   begin_tokens(uint32_t sequence, uint32_t n) override;
     void   on_use(const expert_usage & use) override;
     double value(expert_id id, tier_id tier, layer_id layer) override;
@@ -50,7 +50,7 @@ class echo_policy : public cache_policy {
         float  later          = 0.0f; // discounted uses after this token, by what followed similar ones
         float  now            = 0.0f; // uses in this token, by those of similar ones
 
-        void add_up();
+        void add_up() { expected = std::inner_product(rates, rates + n_rates, rate_weight, 0.0); }
     };
 
     struct sequence {
@@ -100,10 +100,6 @@ echo_policy::echo_policy(const policy_options & options) :
         std::fill(experts_[id].rates, experts_[id].rates + n_rates, options.prior[id]);
         experts_[id].add_up();
     }
-}
-
-void echo_policy::begin_sequence(uint32_t number) {
-    find(number).token = token_memory::none;
 }
 
 void echo_policy::begin_tokens(uint32_t number, uint32_t n) {
@@ -246,10 +242,6 @@ void echo_policy::count(const expert_usage & use) {
     }
     used.add_up();
     used.low_share += float(low_learning) * ((use.tier == tier_id::low ? 1.0f : 0.0f) - used.low_share);
-}
-
-void echo_policy::estimate::add_up() {
-    expected = std::inner_product(rates, rates + n_rates, rate_weight, 0.0);
 }
 
 // Share of the uses that the pool serves.

@@ -28,10 +28,6 @@ router_predictor::router_predictor(const predictor_options & options) :
     stack_ctx_(new_context()),
     graph_ctx_(new_context()) {}
 
-size_t router_predictor::bytes() const {
-    return stack_buffer_ ? ggml_backend_buffer_get_size(stack_buffer_.get()) : 0;
-}
-
 //
 // routers
 //

@@ -10,10 +10,6 @@ void run_recorder::set_observer(hobbit_observer observer, void * user_data) {
     user_data_ = user_data;
 }
 
-void run_recorder::begin_sequence(int32_t sequence) {
-    trace_.begin_sequence(sequence);
-}
-
 void run_recorder::begin_batch(const batch_info & batch) {
     if (trace_.is_open()) {
         trace_.begin_batch(batch.tokens());

@@ -23,7 +23,7 @@ class run_recorder {
 
     bool is_listening() const { return trace_.is_open() || observer_; }
 
-    void begin_sequence(int32_t sequence);
+    void begin_sequence(int32_t sequence) { trace_.begin_sequence(sequence); }
     void begin_batch(const batch_info & batch);
     void record(const layer_report & report);
 

@@ -55,10 +55,6 @@ status trace_writer::open(const std::string & path, const expert_index & index) 
     return file_.append(text.data(), text.size());
 }
 
-void trace_writer::begin_sequence(int32_t sequence) {
-    turns_.erase(sequence);
-}
-
 void trace_writer::begin_batch(const std::vector<batch_info::row> & tokens) {
     batch_.clear();
     std::map<int32_t, uint32_t> n_of; // [sequence] tokens in the batch

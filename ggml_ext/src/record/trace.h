@@ -39,7 +39,7 @@ class trace_writer {
     bool is_open() const { return file_.is_open(); }
 
     // Begins a new turn of the sequence. A token at position 0 begins one without this call.
-    void begin_sequence(int32_t sequence);
+    void begin_sequence(int32_t sequence) { turns_.erase(sequence); }
 
     // Announces the batch that the next calls of add belong to.
     void begin_batch(const std::vector<batch_info::row> & tokens);

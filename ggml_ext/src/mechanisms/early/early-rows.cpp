@@ -33,7 +33,7 @@ class early_rows final : public layer_hooks, public row_source {
 
     void             learn(const layer_section & section, layer_id layer) override;
     const cpu_rows * rows() override { return is_ready_ ? &rows_ : nullptr; }
-    void             took(size_t n_uses) override;
+    void             took(size_t n_uses) override { parts_.counters.of(selections_early) += n_uses; }
 
     // Waits for the rows of this layer.
     status on_routing(const routed_layer &) override { return finish(); }
@@ -117,10 +117,6 @@ void early_rows::learn(const layer_section & section, layer_id layer) {
     if (!sections_[layer]) {
         sections_[layer] = section_copy::make(section);
     }
-}
-
-void early_rows::took(size_t n_uses) {
-    parts_.counters.of(selections_early) += n_uses;
 }
 
 // Half of the threads that compute the CPU's share: the others compute the running layer.
