@@ -68,7 +68,6 @@ const char * hobbit_chat_render(hobbit_chat * chat, const char * messages, bool 
         }
         return common_json{
             { "prompt", params.prompt },
-            { "generation_prompt", params.generation_prompt },
             { "preserved_tokens", params.preserved_tokens },
             { "stops", params.additional_stops },
             { "thinks", params.supports_thinking },

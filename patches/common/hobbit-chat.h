@@ -19,10 +19,10 @@ void          hobbit_chat_free(hobbit_chat * chat);
 const char * hobbit_chat_error(const hobbit_chat * chat);
 
 // The prompt of a conversation as JSON, valid until the next call. `messages` is OpenAI's array in JSON.
-//   prompt, generation_prompt: text; the latter is the former's end, where the answer begins
-//   preserved_tokens:          control tokens that the parser needs as text
-//   stops:                     texts that end the answer
-//   thinks:                    whether the template knows of thinking
+//   prompt:           text
+//   preserved_tokens: control tokens that the parser needs as text
+//   stops:            texts that end the answer
+//   thinks:           whether the template knows of thinking
 const char * hobbit_chat_render(hobbit_chat * chat, const char * messages, bool enable_thinking);
 
 // The content and the thinking of an answer to the last prompt as JSON, valid until the next call. A partial answer

@@ -211,8 +211,12 @@ void server_hobbit_plan_checkpoints(common_params & params) {
 // counters
 //
 
-// REQUIRES: the mutex is held, and there is a model
-static void read_counters() {
+// The counters as they are now, or as they were when the model was last unloaded; empty without an expert cache. Those
+// of layers are read as well. REQUIRES: the mutex is held
+static const std::vector<double> & read_counters() {
+    if (!g_cache.model) {
+        return g_cache.counters;
+    }
     size_t n = 0;
     while (hobbit_counter_at(n)) {
         n++;
@@ -222,6 +226,7 @@ static void read_counters() {
     g_cache.layer_hits.resize(g_cache.info.n_layers);
     g_cache.layer_misses.resize(g_cache.info.n_layers);
     hobbit_get_layer_uses(g_cache.model, g_cache.layer_hits.data(), g_cache.layer_misses.data(), g_cache.info.n_layers);
+    return g_cache.counters;
 }
 
 uint64_t server_hobbit_checkpoint_bytes() {
@@ -250,10 +255,8 @@ void server_hobbit_use(const llama_context * ctx) {
         hobbit_get_settings(model, settings.data(), settings.size());
     }
     std::lock_guard<std::mutex> lock(g_cache.mutex);
-    if (g_cache.model) {
-        read_counters();
-        hobbit_unref(g_cache.model);
-    }
+    read_counters();
+    hobbit_unref(g_cache.model);
     g_cache.model = model;
     if (ctx) {
         g_cache.cached   = model;
@@ -324,10 +327,7 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
 // The values as they are now, or as they were when the model was last unloaded; none without an expert cache.
 // REQUIRES: the mutex is held
 static std::vector<hobbit_value> current_values() {
-    if (g_cache.model) {
-        read_counters();
-    }
-    return g_cache.cached ? hobbit_values(g_cache.info, g_cache.counters) : std::vector<hobbit_value>();
+    return g_cache.cached ? hobbit_values(g_cache.info, read_counters()) : std::vector<hobbit_value>();
 }
 
 std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req &) {
@@ -355,12 +355,10 @@ std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req &) {
 
 // The counters by name; none without an expert cache. REQUIRES: the mutex is held
 static std::map<std::string, double> counters_by_name() {
-    if (g_cache.model) {
-        read_counters();
-    }
+    const std::vector<double> &   counters = read_counters();
     std::map<std::string, double> all;
-    for (size_t i = 0; i < g_cache.counters.size(); i++) {
-        all[hobbit_counter_at(i)->name] = g_cache.counters[i];
+    for (size_t i = 0; i < counters.size(); i++) {
+        all[hobbit_counter_at(i)->name] = counters[i];
     }
     return all;
 }

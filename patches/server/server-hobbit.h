@@ -9,7 +9,6 @@
 #include "server-passes.h"
 #include "server-requests.h"
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>

@@ -5,7 +5,6 @@
 #include "server-hobbit.h"
 
 #include <atomic>
-#include <climits>
 #include <cmath>
 #include <cstring>
 #include <ctime>
@@ -243,9 +242,10 @@ static server_http_req changed(const server_http_req & req, const std::string & 
     return out;
 }
 
-static server_http_res_ptr answer(const json & data) {
-    auto res  = std::make_unique<server_http_res>();
-    res->data = safe_json_to_str(data);
+static server_http_res_ptr answer(const json & data, int status = 200) {
+    auto res    = std::make_unique<server_http_res>();
+    res->status = status;
+    res->data   = safe_json_to_str(data);
     return res;
 }
 
@@ -358,9 +358,7 @@ static server_http_res_ptr show(const server_http_req & req, const server_ollama
         }
         return answer(out);
     }
-    auto res    = answer({ { "error", "model '" + name + "' not found" } });
-    res->status = 404;
-    return res;
+    return answer({ { "error", "model '" + name + "' not found" } }, 404);
 }
 
 static handler api(const handler & own) {
@@ -370,9 +368,7 @@ static handler api(const handler & own) {
         } catch (const std::exception & e) {
             const bool is_bad =
                 dynamic_cast<const std::invalid_argument *>(&e) || dynamic_cast<const common_json_error *>(&e);
-            auto res    = answer({ { "error", e.what() } });
-            res->status = is_bad ? 400 : 500;
-            return res;
+            return answer({ { "error", e.what() } }, is_bad ? 400 : 500);
         }
     };
 }
