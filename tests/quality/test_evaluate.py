@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +19,12 @@ import pytest
 from models import write_dense_llama
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.quality import evaluate
+from pyhobbit.quality.calibration import calibrate
 from pyhobbit.quality.evaluate import Chunk, Evaluator
 from pyhobbit.routing.observe import LayerEvent
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
 
 TEXT = models.TINY / "heldout.txt"
 ENGINE = EngineConfig(cache=CacheConfig(pools=5_000_000), n_ctx=128, n_threads=1)
@@ -252,6 +255,17 @@ def test_a_chunk_begins_as_a_text_does(opened: Evaluator) -> None:
     assert len(chunks) == opened.count_tokens(text) // 128
     assert {chunk[0] for chunk in chunks} == {chunks[0][0]}
     assert opened.chunks("x") == []
+
+
+def test_a_model_that_computes_nan_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    shutil.copyfile(models.tiny_tiers("f16", "tq2_0"), model)
+    norm = next(each for each in read_gguf(model).tensors if each.name == "output_norm.weight")
+    with model.open("r+b") as file:
+        file.seek(norm.offset)
+        file.write(np.float32(np.nan).tobytes())
+    with pytest.raises(HobbitError, match="computes NaN on this text: its weights are damaged"):
+        calibrate(model, TEXT, CalibrationConfig(EngineConfig(n_ctx=32, n_threads=1), rule="gate"))
 
 
 def test_a_dense_model_is_refused(tmp_path: Path) -> None:
