@@ -9,7 +9,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <utility>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -26,7 +25,6 @@ constexpr uint64_t MEDIA_BYTE = 8; // the same of a string that may be an image
 constexpr uint64_t PIXEL      = 8; // bytes while an image is decoded; twice that with 16 bits per channel
 constexpr uint64_t SAMPLE = 16, SILENCE = 5 * MIB; // the same of audio, with the half minute that is added
 constexpr uint64_t MAX_PROMPTS = 256;
-constexpr uint64_t MAX_DEPTH   = 1000; // functions that read a value call themselves for those within it
 
 constexpr uint64_t SMALL_TEXT = 4 << 10; // counts nothing
 constexpr int      KEPT       = MIB;     // bytes that a heap may keep
@@ -149,16 +147,13 @@ std::shared_ptr<void> server_requests_hold_body(uint64_t size, const stop_functi
     return held;
 }
 
-// An upper bound on the memory of the tree of a JSON text, and of its copies while it is read; and its depth.
-static std::pair<uint64_t, uint64_t> measure_tree(const std::string & text) {
-    uint64_t n_values = 0, n_chars = 0, n_messages = 0, n_open = 0, depth = 0;
+// An upper bound on the memory of the tree of a JSON text, and of its copies while it is read.
+static uint64_t tree_bytes(const std::string & text) {
+    uint64_t n_values = 0, n_chars = 0, n_messages = 0;
     for (size_t i = 0; i < text.size(); i++) {
         const char c = text[i];
         if (c != '"') {
             n_values += c == ',' || c == '[' || c == '{';
-            n_open   += c == '[' || c == '{';
-            n_open   -= n_open > 0 && (c == ']' || c == '}');
-            depth     = std::max(depth, n_open);
             continue;
         }
         n_values++;
@@ -167,7 +162,7 @@ static std::pair<uint64_t, uint64_t> measure_tree(const std::string & text) {
             i += text[i] == '\\';
         }
     }
-    return { n_values * VALUE + n_chars * g_string_byte + n_messages * MESSAGE, depth };
+    return n_values * VALUE + n_chars * g_string_byte + n_messages * MESSAGE;
 }
 
 static std::string refusal(const char * what, uint64_t size, uint64_t limit) {
@@ -240,12 +235,7 @@ static server_http_res_ptr error_response(const std::string & message, int code)
 server_requests_handler server_requests_bounded(server_requests_handler handler) {
     return [handler = std::move(handler)](const server_http_req & req) {
         server_http_res_ptr response;
-        const auto [size, depth] = measure_tree(req.body);
-        if (depth > MAX_DEPTH) {
-            return error_response(string_format("the request nests %zu deep; nest at most %zu", size_t(depth),
-                                                size_t(MAX_DEPTH)),
-                                  400);
-        }
+        const uint64_t      size = tree_bytes(req.body);
         if (size > g_trees.limit()) {
             return error_response(refusal("request", size, g_trees.limit()), 413);
         }

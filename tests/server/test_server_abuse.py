@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import models
@@ -113,6 +114,19 @@ def test_what_nests_too_deep_is_a_bad_request(server: Server, body: dict[str, An
 def test_bodies_that_are_no_request_are_refused(server: Server, body: bytes) -> None:
     assert server.request("/completion", body).status == 400
     assert server.complete(n=1)
+
+
+def test_arguments_of_a_call_are_json_in_a_text_and_may_nest_too_deep_as_well(tmp_path: Path) -> None:
+    template = models.ROOT / "vendor/llama.cpp/models/templates/GLM-4.6.jinja"
+    function = {"name": "f", "arguments": '{"a":' * 100_000 + "1" + "}" * 100_000}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    body = {"messages": [{"role": "user", "content": "x"}, call, {"role": "user", "content": "x"}]}
+    model = models.tiny_tiers("q8_0", "q4_0")
+    with serving(model, tmp_path / "log", "--pools", "6M", "--chat-template-file", template) as server:
+        answer = server.request("/v1/chat/completions", body)
+        assert answer.status >= 400, answer.text[:500]
+        assert "nest more than 1000 deep" in answer.text
+        assert server.complete(n=1)
 
 
 def test_a_body_in_chunks_is_bounded(server: Server) -> None:
