@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     check_model_arguments(args)
     if args.model is not None:
         raise ConfigError(
-            f"{args.model} is a file, and rm deletes downloads only; pyhobbit list shows their names"
+            f"{args.model} is no download, and rm deletes downloads only; pyhobbit list shows their names"
         )
     files, size = remove(args.hf_repo)
     print(f"deleted {', '.join(files)} ({format_size(size)})")

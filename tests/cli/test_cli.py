@@ -180,7 +180,7 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["inspect", "m.gguf", "--n-predict", "5"], "inspect has no option --n-predict; see"),
         (["chat", "https://example.com/m.gguf"], "is not an address on Hugging Face; download the file"),
         (["pull", "m.gguf"], "m.gguf is not on Hugging Face; write USER/NAME[:QUANT]"),
-        (["rm", "m.gguf"], "m.gguf is a file, and rm deletes downloads only"),
+        (["rm", "m.gguf"], "m.gguf is no download, and rm deletes downloads only"),
         (["chat", "m.gguf", "--memory", "8"], "--memory 8 is 8 bytes; for GiB write 8G"),
         (["chat", "m.gguf", "--memor", "1G"], "chat has no option --memor; did you mean --memory?"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
