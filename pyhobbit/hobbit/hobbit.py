@@ -11,7 +11,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.engine.cached import CachedModel, Tally
-from pyhobbit.engine.llama import DAMAGED, LoadedModel, load_failure, log, opening
+from pyhobbit.engine.llama import DAMAGED, LoadedModel, ctrl_c_waits, load_failure, log, opening
 from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import Fit, fit, turn
 from pyhobbit.engine.stats import ModelInfo
@@ -174,7 +174,8 @@ class Hobbit(CachedModel, _Llama):
         log.start(llama["verbose"])
         ffi.lib.hobbit_clear_last_error()
         try:
-            super().__init__(path, **{**llama, **own})
+            with ctrl_c_waits():
+                super().__init__(path, **{**llama, **own})
             if self.lora_path and not self._lora_adapter:  # a null pointer, which Llama takes for one
                 raise RuntimeError("the LoRA adapter cannot be loaded")
         except BaseException as e:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Hobbit: what it adds to llama_cpp.Llama, and that what it inherits computes the same."""
 
+import functools
 import inspect
+import io
 import os
 import pickle
 import re
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +19,7 @@ import models
 import numpy as np
 import pytest
 from hobbits import GREEDY, POOLS, PROMPT, open_model, run_script, text_of
+from llama_cpp import Llama
 from traces import turn_lengths
 
 from pyhobbit import (
@@ -55,6 +60,26 @@ def test_nothing_is_printed_unless_it_is_asked_for(
     with Hobbit(tiny_gguf, pools=POOLS, n_ctx=64, verbose=True):
         pass
     assert "llama_context" in capfd.readouterr().err
+
+
+def test_ctrl_c_while_it_is_loaded_is_not_lost(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Llama.__init__
+
+    class Stderr(io.StringIO):
+        def write(self, text: str) -> int:
+            if sys._getframe(1).f_code.co_name == "_on_text" and not self.tell():
+                super().write(text)
+                signal.raise_signal(signal.SIGINT)  # within llama.cpp's callback
+            return len(text)
+
+    @functools.wraps(begin)  # whose keywords are asked for
+    def load(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(sys, "stderr", Stderr())
+        begin(*arguments, **options)
+
+    monkeypatch.setattr(Llama, "__init__", load)
+    with pytest.raises(KeyboardInterrupt):
+        open_model(tiny_gguf, verbose=True)
 
 
 def test_logits_are_those_of_llama_without_a_cache() -> None:
