@@ -48,6 +48,8 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
     HOBBIT_TRY(open_sidecar(path, sidecar, files));
     for (const gguf_file & file : files) {
         files_.push_back(file.path());
+        const stored_settings stored = find_settings(file, stored_keys_);
+        stored_.insert(stored_.end(), stored.begin(), stored.end());
     }
     return add_tiers(files);
 }
@@ -82,8 +84,6 @@ void expert_index::read_metadata(const gguf_file & file) {
         architecture_   = arch;
         n_experts_used_ = uint32_t(n_used);
     }
-    const stored_settings stored = find_settings(file, stored_keys_);
-    stored_.insert(stored_.end(), stored.begin(), stored.end());
 }
 
 status expert_index::read_calibration(const std::string & path) {

@@ -42,11 +42,13 @@ struct model_and_sidecar {
 
 TEST_CASE("a sidecar of the default name is found and used") {
     model_and_sidecar files;
+    gguf_set_val_f32(files.sidecar.keys(), "hobbit.t1", 0.5f);
     const std::string sidecar = files.sidecar.write(files.dir.path("m.hobbit.gguf"));
-    expert_index      index;
+    expert_index      index({ "hobbit.t1" });
     const status      s = index.open(files.path, "");
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.n_tiers() == 2);
+    CHECK(index.stored() == stored_settings{ { "hobbit.t1", 0.5 } });
     CHECK(index.files() == std::vector<std::string>{ files.path, sidecar });
     CHECK(index.n_experts_used() == 2); // the base's, not the sidecar's
     CHECK(index.model_bytes() == std::filesystem::file_size(files.path));
