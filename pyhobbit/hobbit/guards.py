@@ -62,7 +62,10 @@ class Processors:
     def _call(self, processor: Processor, ids: Any, scores: Any) -> Any:
         if self._error is None:
             try:
-                return processor(ids, scores)
+                new = processor(ids, scores)
+                if new is None:
+                    raise TypeError("a logits processor returned None; it must return the new scores")
+                scores[:] = new
             except BaseException as e:
                 self._error = e
         return scores

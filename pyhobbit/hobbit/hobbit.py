@@ -290,8 +290,8 @@ class Hobbit(CachedModel, _Llama):
                 f"{len(tokens)} more tokens do not fit: the context has room for {len(self.input_ids)} "
                 f"and holds {self.n_tokens}; open the model with a larger n_ctx, or start over with reset()"
             )
-        self._weights.cache.keep(self._ctx.ctx, self.n_tokens, self._n_kept)
         with self._turns.alone():
+            self._weights.cache.keep(self._ctx.ctx, self.n_tokens, self._n_kept)
             start = time.perf_counter()
             super().eval(tokens)
             if isinstance(self.draft_model, TextDrafts):
@@ -359,15 +359,31 @@ class Hobbit(CachedModel, _Llama):
         self._n_kept = 0
         return (output, n_tokens) if return_count else output
 
+    def reset(self) -> None:
+        """As in Llama: the next tokens begin a text."""
+        with self._turns.alone():
+            super().reset()
+
     def save_state(self) -> "LlamaState":
         """As in Llama: what load_state() goes back to."""
         with self._turns.alone():
             return super().save_state()
 
     def load_state(self, state: "LlamaState") -> None:
-        """As in Llama: goes back to what save_state() returned."""
+        """As in Llama: goes back to what save_state() returned.
+
+        Raises HobbitError, and holds no tokens, where another model or context wrote it.
+        """
         with self._turns.alone():
-            super().load_state(state)
+            ids = self.input_ids
+            try:
+                super().load_state(state)
+                ids[: self.n_tokens] = state.input_ids[: self.n_tokens]
+            except (RuntimeError, ValueError) as e:
+                self.reset()
+                raise ComputeError(f"the state does not fit this model and its context: {e}") from e
+            finally:
+                self.input_ids = ids  # Llama takes the state's, whose length is another context's
             self._n_kept = self.n_tokens
             self._weights.cache.begin_sequence(self._ctx.ctx)
 

@@ -351,6 +351,54 @@ def test_more_tokens_than_fit_are_refused_and_the_model_goes_on(model: Hobbit) -
     assert text_of(model) == whole
 
 
+def test_a_state_of_another_context_is_refused_and_leaves_nothing_behind(
+    tiny_gguf: Path, model: Hobbit
+) -> None:
+    whole = text_of(model)
+    with open_model(tiny_gguf, type_k=8) as other, open_model(tiny_gguf, n_ctx=512) as larger:
+        text_of(other)
+        with pytest.raises(HobbitError, match="does not fit"):
+            model.load_state(other.save_state())
+        assert text_of(model) == whole
+        text_of(larger)
+        model.load_state(larger.save_state())
+        assert model.n_ctx() == 256
+        assert text_of(model) == whole
+        larger.reset()
+        larger.eval([5] * 400)
+        with pytest.raises(HobbitError, match="does not fit"):
+            model.load_state(larger.save_state())
+        assert text_of(model) == whole
+
+
+def test_a_second_thread_changes_nothing_of_an_answer(tiny_gguf: Path) -> None:
+    """Also not where a recurrent state would be cleared under the first one."""
+    with open_model(tiny_gguf) as model, ThreadPoolExecutor(1) as pool:
+        whole = text_of(model)
+        begun: list[object] = []
+        model._loaded.cache.begin_sequence = lambda *sequence: begun.append(sequence)  # type: ignore[method-assign]
+
+        def ask(_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+            model._n_kept = 1000
+            begun.clear()
+            for call in (model.reset, lambda: model.eval([5])):
+                with pytest.raises(HobbitError, match="another thread"):
+                    pool.submit(call).result()
+            assert not begun
+            model._n_kept = 0
+            return scores
+
+        assert text_of(model, logits_processor=[ask]) == whole
+
+
+@pytest.mark.parametrize(("returned", "kind"), [(None, TypeError), ([1.0, 2.0], ValueError)])
+def test_what_a_logits_processor_returns_is_checked(model: Hobbit, returned: object, kind: type) -> None:
+    whole = text_of(model)
+    with pytest.raises(kind):
+        text_of(model, logits_processor=[lambda _ids, _scores: returned])
+    assert text_of(model) == whole
+
+
 #
 # sequences and counters
 #
