@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from py_mini_racer import MiniRacer
-from servers import LONG, Server, serving, streaming
+from servers import LONG, Server, serving, streaming, wait_until
 
 from pyhobbit.cli import top
 
@@ -80,7 +80,7 @@ def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def _answers(server: Server) -> dict[str, Any]:
-    return {path: [200, server.request(path).json] for path in ("/hobbit", "/slots", "/v1/models")}
+    return {path: [200, server.request(path).json] for path in ("/hobbit", "/props", "/slots", "/v1/models")}
 
 
 def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
@@ -111,6 +111,23 @@ def test_the_panel_shows_how_far_a_prompt_is_read(server: Server) -> None:
     answers["/hobbit"][1]["reading"] = [{**part, "seconds_left": 12.3}]
     with showing(server, answers) as panel:
         assert panel.text("prompts").startswith("slot 1 reads\t712 of 4000 tokens, 13 s left\n")
+
+
+def test_the_panel_lets_the_model_sleep(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--sleep-idle-seconds", 2) as idle:
+
+        def sleeps() -> bool:
+            if not (asleep := idle.request("/props").json["is_sleeping"]):
+                idle.request("/slots")
+            return asleep
+
+        wait_until(sleeps)
+        answers = {path: [200, idle.request(path).json] for path in ("/hobbit", "/props")}
+        with showing(idle, answers) as panel:
+            panel.tick(answers)
+            asked = {path for path, _ in panel.sent()}
+        assert "/props" in asked
+        assert "/slots" not in asked
 
 
 def test_the_panel_says_what_it_cannot_show(server: Server) -> None:
