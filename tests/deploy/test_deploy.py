@@ -18,7 +18,7 @@ import pytest
 from servers import END_TIMEOUT_S, REQUEST_TIMEOUT_S, free_port, running, wait_until
 
 from bench.harness import system
-from pyhobbit.cli import serve, verbs
+from pyhobbit.cli import serve, server_flags, verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -60,7 +60,7 @@ def test_the_container_listens_where_its_port_leads_to() -> None:
     flags = serve.known()
     assert flags["--host"].variable in variables
     assert variables[flags["--host"].variable] == "0.0.0.0"
-    assert _steps("EXPOSE") == [serve._PORT]
+    assert _steps("EXPOSE") == [server_flags.PORT]
 
 
 def test_the_container_has_no_root() -> None:
@@ -103,8 +103,8 @@ def test_the_health_check_tells_a_server_that_answers(health: tuple[int, int]) -
     (check,) = (each for each in _steps("HEALTHCHECK"))
     command = json.loads(check[check.index("[") :])
     assert command[0] == "python3"
-    assert f":{serve._PORT}/health" in command[2]
-    program = command[2].replace(f":{serve._PORT}/", f":{port}/")
+    assert f":{server_flags.PORT}/health" in command[2]
+    program = command[2].replace(f":{server_flags.PORT}/", f":{port}/")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode == 0) == (status == 200)
 
