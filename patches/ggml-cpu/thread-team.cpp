@@ -126,7 +126,7 @@ class core_delay {
     }
 
     const int file_;
-    int64_t   sampled_ = INT64_MIN;
+    int64_t   sampled_ = -1;
     int64_t   delay_   = 0;
 };
 
