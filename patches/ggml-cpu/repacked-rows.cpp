@@ -239,9 +239,9 @@ void prepare(const weights_q4_K &, activations & y, int row, const row_block * a
 }
 
 inline void unpack(weights_q2_K & w, int group, const block_q2_Kx8 & b) {
-    const __m256i low   = _mm256_set1_epi8(3);
-    const __m128i nib   = _mm_set1_epi8(15);
-    const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15);
+    const __m256i low    = _mm256_set1_epi8(3);
+    const __m128i nibble = _mm_set1_epi8(15);
+    const __m128i order  = _mm_setr_epi8(0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15);
     for (int i = 0; i < 8; i++) { // two sub-blocks of 16 columns; four such pairs share bytes
         for (int j = 0; j < 4; j++) {
             const auto part = [&](const uint8_t * qs) {
@@ -251,10 +251,10 @@ inline void unpack(weights_q2_K & w, int group, const block_q2_Kx8 & b) {
             put(w.sub[i], 2 * j, group, part(qs), part(qs + 32));
         }
         const __m128i packed             = _mm_loadu_si128((const __m128i *) (b.scales + 16 * i));
-        const __m128i scales             = _mm_shuffle_epi8(_mm_and_si128(packed, nib), order);
+        const __m128i scales             = _mm_shuffle_epi8(_mm_and_si128(packed, nibble), order);
         ints(w.scales[2 * i], group)     = scales_of_pairs(scales);
         ints(w.scales[2 * i + 1], group) = scales_of_pairs(_mm_srli_si128(scales, 8));
-        ints(w.mins[i], group)           = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(packed, 4), nib));
+        ints(w.mins[i], group)           = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(packed, 4), nibble));
     }
     floats(w.d, group)    = load_rearranged(b.d);
     floats(w.dmin, group) = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) b.dmin));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "../../patches/ggml-cpu/plain-rows.h"
 
+#include "fixtures/float-rows.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -13,8 +14,7 @@
 #include <random>
 #include <vector>
 
-using floats = std::vector<float>;
-using bytes  = std::vector<uint8_t>;
+using bytes = std::vector<uint8_t>;
 
 static constexpr ggml_type TYPE       = GGML_TYPE_Q8_0;
 static constexpr size_t    BLOCK_SIZE = 34; // a half float and 32 values
@@ -27,10 +27,6 @@ static bool has_kernel() {
 #else
     return ggml_has_plain_rows(TYPE, 32);
 #endif
-}
-
-static bool equal_bits(const floats & a, const floats & b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // Rows of blocks, `stride` bytes apart, of the given values and of random scales.
@@ -158,15 +154,6 @@ TEST_CASE("other types and longer rows are left to ggml") {
 }
 
 // ---- through ggml's graph
-
-static floats random_floats(int64_t n, unsigned seed) {
-    std::mt19937 random(seed);
-    floats       values(static_cast<size_t>(n));
-    for (float & value : values) {
-        value = float(int(random() % 2001) - 1000) / 500.0F;
-    }
-    return values;
-}
 
 class product {
   public:

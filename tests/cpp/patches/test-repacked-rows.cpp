@@ -2,6 +2,7 @@
 #include "../../patches/ggml-cpu/repacked-rows.h"
 
 #include "device/repacked-layout.h"
+#include "fixtures/float-rows.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -13,25 +14,10 @@
 #include <random>
 #include <vector>
 
-using floats = std::vector<float>;
-
 static constexpr int64_t N_EXPERTS = 3;
 
 static ggml_backend_dev_t cpu_device() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-}
-
-static floats random_floats(int64_t n, unsigned seed) {
-    std::mt19937 random(seed);
-    floats       values(static_cast<size_t>(n));
-    for (float & value : values) {
-        value = float(int(random() % 2001) - 1000) / 500.0F;
-    }
-    return values;
-}
-
-static bool equal_bits(const floats & a, const floats & b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // Weights of experts, or of one matrix, in the layout that the CPU prefers, or in the file's.
