@@ -387,7 +387,7 @@ class _ServerConfig(EngineConfig):
     keeps_states: ClassVar[bool] = True  # by its checkpoints
 
     def context_tokens(self, trained: int) -> int:
-        return trained if self.n_ctx == 0 else self.n_ctx or min(trained * self.n_beams, self.contexts[0])
+        return min(trained * self.n_beams, self.contexts[0]) if self.n_ctx is None else self.n_ctx or trained
 
 
 def _beside_images(
