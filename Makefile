@@ -68,7 +68,7 @@ endif
 endif
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*) vendor/unpack.py vendor/llama.cpp.lock
-NATIVE_SOURCES := $(shell find ggml_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
+NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
 .PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
@@ -225,7 +225,7 @@ quick: $(DEVELOPED)
 	python docs/openings.py
 	python docs/check_budget.py
 	{ git diff --name-only --diff-filter=d $(QUICK_BASE); git ls-files --others --exclude-standard; } | sort -u | \
-	    grep -E '^(ggml_ext|patches|tests/cpp)/.*\.(cpp|h)$$' | xargs --no-run-if-empty clang-format --dry-run --Werror
+	    grep -E '^(ggml_ext|llama_ext|patches|tests/cpp)/.*\.(cpp|h)$$' | xargs --no-run-if-empty clang-format --dry-run --Werror
 	ctest --test-dir $(BUILD) --parallel $(JOBS) --quiet --output-on-failure --no-tests=error --label-exclude slow
 	pytest --quiet -m 'not slow and not model' --numprocesses=$(JOBS) --maxprocesses=4
 

@@ -106,17 +106,18 @@ endfunction()
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 
-# Adds our files of the CPU backend: products of repacked weights, and, in the place of OpenMP's, the threads that compute graphs.
+# Adds our files of the CPU backend: products of weights, and, in the place of OpenMP's, the threads that compute graphs.
 # To be called when ggml-cpu is there.
 function(hobbit_add_cpu_files)
-    set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/ggml-cpu)
+    set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
+    set(folders ${root}/llama_ext/cpu ${root}/patches/ggml-cpu)
     hobbit_cpu_libraries(libraries)
     foreach(library IN LISTS libraries)
-        target_sources(${library} PRIVATE ${folder}/plain-rows.cpp ${folder}/repacked-row.cpp
-            ${folder}/repacked-rows.cpp)
-        target_include_directories(${library} PRIVATE ${folder})
+        target_sources(${library} PRIVATE ${root}/llama_ext/cpu/plain-rows.cpp
+            ${root}/patches/ggml-cpu/repacked-row.cpp ${root}/patches/ggml-cpu/repacked-rows.cpp)
+        target_include_directories(${library} PRIVATE ${folders})
         if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # the team sleeps by futex
-            target_sources(${library} PRIVATE ${folder}/thread-team.cpp)
+            target_sources(${library} PRIVATE ${root}/llama_ext/cpu/thread-team.cpp)
             target_compile_definitions(${library} PRIVATE GGML_USE_THREAD_TEAM)
         endif()
     endforeach()
@@ -124,29 +125,31 @@ endfunction()
 
 # Adds the files of ours that the patches call. To be called when ggml-hobbit is there.
 function(hobbit_add_our_files)
-    set(ours ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches)
-    set(sources ${ours}/llama/llama-hobbit.cpp ${ours}/llama/llama-hobbit-guard.cpp)
+    set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
+    set(bridge ${root}/llama_ext/bridge)
+    set(server ${root}/llama_ext/server)
+    set(sources ${bridge}/llama-hobbit.cpp ${bridge}/llama-hobbit-guard.cpp)
     target_sources(llama PRIVATE ${sources})
     set_source_files_properties(${sources} TARGET_DIRECTORY llama
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-    target_include_directories(llama PUBLIC ${ours}/llama)
+    target_include_directories(llama PUBLIC ${bridge})
     target_link_libraries(llama PRIVATE ggml-hobbit)
     # llama_hobbit_guard throws through them
     target_compile_options(ggml-base PRIVATE $<$<COMPILE_LANGUAGE:C>:-fexceptions>)
 
-    target_sources(llama-common PRIVATE ${ours}/common/hobbit-chat.cpp)
-    target_sources(mtmd PRIVATE ${ours}/mtmd/hobbit-projector.cpp)
-    set_source_files_properties(${ours}/mtmd/hobbit-projector.cpp TARGET_DIRECTORY mtmd
+    target_sources(llama-common PRIVATE ${bridge}/hobbit-chat.cpp)
+    target_sources(mtmd PRIVATE ${bridge}/hobbit-projector.cpp)
+    set_source_files_properties(${bridge}/hobbit-projector.cpp TARGET_DIRECTORY mtmd
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
-    target_sources(server-context PRIVATE ${ours}/server/server-hobbit.cpp ${ours}/server/server-ollama.cpp
-        ${ours}/server/server-passes.cpp ${ours}/server/server-requests.cpp)
-    target_include_directories(server-context PUBLIC ${ours}/server)
+    target_sources(server-context PRIVATE ${server}/server-hobbit.cpp ${server}/server-ollama.cpp
+        ${server}/server-passes.cpp ${server}/server-requests.cpp)
+    target_include_directories(server-context PUBLIC ${server})
     target_link_libraries(server-context PUBLIC ggml-hobbit)
 
     hobbit_add_cpu_files()
 
     if (TARGET ggml-vulkan)
-        target_compile_options(ggml-vulkan PRIVATE "SHELL:-include ${ours}/vulkan/older-headers.h")
+        target_compile_options(ggml-vulkan PRIVATE "SHELL:-include ${root}/patches/vulkan/older-headers.h")
     endif()
 endfunction()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET = ROOT / "docs" / "budget.toml"
-CODE = ("bench", "convert", "ggml_ext", "patches", "pyhobbit")
+CODE = ("bench", "convert", "ggml_ext", "llama_ext", "patches", "pyhobbit")
 
 
 def lines_by_folder() -> Counter[str]:
@@ -22,7 +22,7 @@ def lines_by_folder() -> Counter[str]:
     lines: Counter[str] = Counter()
     for path in map(Path, names):
         if (ROOT / path).is_file():
-            depth = {"ggml_ext": 3, "pyhobbit": 2}.get(path.parts[0], 1)
+            depth = {"ggml_ext": 3, "llama_ext": 2, "pyhobbit": 2}.get(path.parts[0], 1)
             lines["/".join(path.parent.parts[:depth])] += (ROOT / path).read_bytes().count(b"\n")
     return lines
 

@@ -28,7 +28,7 @@ LISTED = [
     ),
     Mutant(
         "3: repacked weights are no host memory",
-        "patches/llama/llama-hobbit.cpp",
+        "llama_ext/bridge/llama-hobbit.cpp",
         " || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);",
         " || (dev && false);",
         ("tests/engine/test_memory.py::test_peak_memory_stays_within_the_budget",),
@@ -36,7 +36,7 @@ LISTED = [
     ),
     Mutant(
         "4a: sigmoid routers are predicted with softmax",
-        "patches/llama/llama-hobbit.cpp",
+        "llama_ext/bridge/llama-hobbit.cpp",
         "return HOBBIT_GATING_SIGMOID;",
         "return HOBBIT_GATING_SOFTMAX;",
         (f"{ACCURACY}[glm4moe]",),
@@ -44,7 +44,7 @@ LISTED = [
     ),
     Mutant(
         "4b: no selection bias",
-        "patches/llama/llama-hobbit.cpp",
+        "llama_ext/bridge/llama-hobbit.cpp",
         "layer.ffn_gate_inp_b, layer.ffn_exp_probs_b,",
         "layer.ffn_gate_inp_b, nullptr,",
         (f"{ACCURACY}[glm4moe]",),
@@ -52,7 +52,7 @@ LISTED = [
     ),
     Mutant(
         "4c: no bias of the router",
-        "patches/llama/llama-hobbit.cpp",
+        "llama_ext/bridge/llama-hobbit.cpp",
         "layer.ffn_gate_inp_b, layer.ffn_exp_probs_b,",
         "nullptr, layer.ffn_exp_probs_b,",
         (f"{ACCURACY}[gpt-oss]",),
@@ -84,7 +84,7 @@ LISTED = [
     ),
     Mutant(
         "8: each counter of the server is its neighbour",
-        "patches/server/server-hobbit.cpp",
+        "llama_ext/server/server-hobbit.cpp",
         "json(uint64_t(counters[n]))",
         "json(uint64_t(counters[n > 0 ? n - 1 : 0]))",
         ("tests/server/test_server_cache.py::test_counters_of_a_server_add_up",),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "../../patches/ggml-cpu/thread-team.h"
+#include "../../llama_ext/cpu/thread-team.h"
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "../../patches/ggml-cpu/plain-rows.h"
+#include "../../llama_ext/cpu/plain-rows.h"
 
 #include "fixtures/float-rows.h"
 #include "ggml-backend.h"
