@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Draws the README's picture, docs/speed-by-memory.svg, from a table of docs/measurements.md.
+"""Draws the README's picture, docs/speed-by-memory.svg, from docs/results/many-small-experts.md.
 
     python docs/picture.py
 
@@ -13,7 +13,6 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parent
-SECTION = "### Many small experts"
 FILE_GB = 8.8
 # By arm of the table: the line's label and colour. The last arms of a line have all experts in memory.
 LINES = {
@@ -25,18 +24,15 @@ LINES = {
 
 def read(page: str) -> dict[str, list[tuple[float, float]]]:
     """Share of the file in memory and token/s, by arm."""
-    section = page.split(SECTION)[1].split("\n### ")[0]
     found: dict[str, list[tuple[float, float]]] = {}
-    for memory, arm, speed in re.findall(
-        r"^\| (all|\d+ %) \| ([\w-]+) \| ([\d.]+) \|", section, re.MULTILINE
-    ):
+    for memory, arm, speed in re.findall(r"^\| (all|\d+ %) \| ([\w-]+) \| ([\d.]+) \|", page, re.MULTILINE):
         share = 1.0 if memory == "all" else float(memory.removesuffix(" %")) / 100
         found.setdefault(arm, []).append((share, float(speed)))
     return found
 
 
 def main() -> None:
-    found = read((DOCS / "measurements.md").read_text("utf-8"))
+    found = read((DOCS / "results" / "many-small-experts.md").read_text("utf-8"))
     mpl.rcParams.update({"svg.hashsalt": "pyhobbit", "svg.fonttype": "none", "font.size": 11})
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()

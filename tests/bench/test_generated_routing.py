@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Generated models route like Qwen3-30B-A3B, whose recorded figures docs/measurements.md lists."""
+"""Generated models route like Qwen3-30B-A3B, whose recorded figures docs/results/method.md lists."""
 
 from dataclasses import replace
 from itertools import islice

@@ -64,7 +64,7 @@ def _lru_hits(chosen: NDArray[np.int32], capacity: int, warm_up: int) -> float:
 
 
 def test_the_seeded_routing_is_like_the_recorded_one() -> None:
-    """docs/measurements.md: 0.380 of the experts return at once, and LRU hits 0.654, 0.827 and 0.939."""
+    """docs/results/method.md: 0.380 of the experts return at once, and LRU hits 0.654, 0.827 and 0.939."""
     chosen = modelled.seeded_routing(MoeShape(4, 128, 6), 129)
     again = [
         len({*a} & {*b}) / 6

@@ -124,6 +124,28 @@ def test_a_line_for_an_empty_folder_is_refused(check_budget: Callable[[dict[str,
     assert check_budget({**BUDGET, "bench": 0}) == ["docs/budget.toml has a line for bench, which is empty"]
 
 
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_of_pages_lead_to_files_and_headings() -> None:
+    command = ["git", "-C", ROOT, "ls-files", "-z", "*.md"]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    broken, n_links = [], 0
+    for page in (ROOT / name for name in names):
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text("utf-8")):
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name) if name else page
+            n_links += 1
+            if not target.exists() or (anchor and anchor not in _anchors(target)):
+                broken.append(f"{page.name}: {link}")
+    assert n_links > 100
+    assert broken == []
+
+
 @pytest.mark.model
 def test_the_plan_of_a_layer_is_printed(tiny_gguf: Path) -> None:
     script, thresholds = ROOT / "tests" / "print_plan.py", ["--t1", "0.6", "--t2", "0.9"]
@@ -137,7 +159,7 @@ def test_the_plan_of_a_layer_is_printed(tiny_gguf: Path) -> None:
 def test_the_readmes_picture_has_the_figures_of_its_table() -> None:
     import picture  # lies in docs/
 
-    found = picture.read((ROOT / "docs/measurements.md").read_text("utf-8"))
+    found = picture.read((ROOT / "docs/results/many-small-experts.md").read_text("utf-8"))
     drawn = (ROOT / "docs/speed-by-memory.svg").read_text("utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
     for arms, _ in picture.LINES.values():

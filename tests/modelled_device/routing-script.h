@@ -40,7 +40,7 @@ class routing_script {
     }
 
   private:
-    // Shares of right guesses 1 to 4 layers ahead, as docs/measurements.md has them.
+    // Shares of right guesses 1 to 4 layers ahead, as docs/results/method.md has them.
     static constexpr double accuracy[] = { 0.874, 0.832, 0.797, 0.771 };
 
     static int64_t layer_of(const ggml_tensor * t, const char * prefix) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Static widths of two and of more types (EdgeMoE, III-B) on the tiny model: a table of docs/quality.md.
+"""Static widths of two and of more types (EdgeMoE, III-B) on the tiny model: docs/results/static-widths.md.
 
     PYTHONPATH=tests python tests/quality/several_types.py
 

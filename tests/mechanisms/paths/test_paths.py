@@ -79,7 +79,7 @@ def test_observations_give_the_table_of_their_routes_in_little_memory() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_table_names_more_than_nothing_learnt(name: str, tmp_path: Path) -> None:
-    """The second half of a recorded run after the paths of its first half: the figures of docs/quality.md."""
+    """The second half of a recorded run after the paths of its first half: the figures of docs/results."""
     trace = read_trace(write_recorded(name, tmp_path))
     decoded = trace.routes[trace.routes["counted"] != 0]
     half = int(np.median(decoded["token"]))
