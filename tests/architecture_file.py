@@ -21,7 +21,7 @@ import architecture_models
 import models
 from architectures import ARCHITECTURES
 
-# By block; MLA has one head for keys, and a recurrent block none.
+# Heads for keys by block; MLA has one, and a recurrent block none.
 _HEADS_KV = {"bailingmoe3": 1, "nemotron_h_moe": 2}
 
 

@@ -161,7 +161,7 @@ def _mla_attention(m: Model, i: int, *, q_lora: int, kv_lora: int, nope: int, ro
 
 
 def _deepseek2(m: Model, *, fused: bool = False) -> None:
-    """As DeepSeek V3: MLA, a leading dense layer, a shared expert, expert groups, biased sigmoid gates."""
+    """DeepSeek V3: MLA, a leading dense layer, a shared expert, expert groups, biased sigmoid gates."""
     mla = {"q_lora": 128, "kv_lora": 128, "nope": 64, "rope": 32, "v": 64}
     m.shape = replace(m.shape, n_head_kv=1)
     _frame(m, head_dim=mla["rope"])

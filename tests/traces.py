@@ -54,7 +54,7 @@ def letters(text: str) -> list[Row]:
 def ranked(*tokens: tuple[int, int, int]) -> list[Row]:
     """Decoded tokens of three experts in one layer, with the weights 0.5, 0.3 and 0.2.
 
-    At t1 = 0.4 and t2 = 0.7 they are worth high precision (score 0), low (0.5) and nothing (0.8).
+    They are worth, at t1 = 0.4 and t2 = 0.7, high precision (score 0), low (0.5) and nothing (0.8).
     """
     weights = (0.5, 0.3, 0.2)
     return [

@@ -454,7 +454,7 @@ def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
 
 
 def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
-    """As a user would run it. Where no cgroup can be made, only what holds everything in memory."""
+    """Runs the program as a user does; without cgroups only the arms that hold everything in memory."""
     try:
         with system.memory_cgroup(None):
             limits = ["0.8"]

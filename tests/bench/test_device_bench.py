@@ -32,7 +32,7 @@ ARMS = ["demand", "demand-rank", *STOCK, *OURS, "ours-daop", *HOBBIT, "ours-eq2"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For models."""
+    """A folder for models."""
     return tmp_path_factory.mktemp("device")
 
 
@@ -130,7 +130,7 @@ for n_bytes in 32 << 20, 48 << 20:
 
 
 def test_the_rate_of_copies_is_the_median_after_a_first_one(rpc: str) -> None:
-    """By another clock: of two copies each, since one is shorter than what is measured at least."""
+    """Another clock times two copies each, since one is shorter than what is measured at least."""
     assert hobbits.run_script(_COPY_RATES, models.lib_dir(), rpc) == "32.0\n48.0\n"
 
 

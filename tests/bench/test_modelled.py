@@ -168,7 +168,7 @@ def test_fit_says_that_it_needs_to_know_the_devices_memory(
 
 
 def _placed(n_slots: int) -> tuple[NDArray[np.bool_], float]:
-    """Which experts [layer, expert] of the model a profile places, and their share of the measured uses."""
+    """The experts [layer, expert] that a profile places, and their share of the measured uses."""
     chosen = modelled.seeded_routing(MoeShape(6, 32, 4), 48, modelled.PROFILED)
     uses = uses_of(np.delete(chosen, slice(24, 48), axis=0), 32)
     best = np.argsort(-uses.ravel(), kind="stable")[:n_slots]

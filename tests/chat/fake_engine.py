@@ -102,7 +102,7 @@ class FakeEngine:
 
 
 def converse(template: str | None, *questions: str, **config: Any) -> tuple[Conversation, list[object]]:
-    """After these questions; the prompts that the model got."""
+    """A conversation after these questions, and the prompts that the model got."""
     fake = FakeEngine(template)
     conversation = Conversation(fake, ChatConfig(**config))  # type: ignore[arg-type]
     for question in questions:

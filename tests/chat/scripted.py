@@ -16,7 +16,7 @@ from pyhobbit.native.ffi import llama
 
 
 def sampler_class(answers: Sequence[str]) -> type:
-    """For pyhobbit.engine.engine.Sampler: each sampler draws one of the answers and then its end."""
+    """Stands for pyhobbit.engine.engine.Sampler: each sampler draws one of the answers and then its end."""
     left = iter(answers)
 
     class Scripted:

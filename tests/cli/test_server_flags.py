@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which options of `pyhobbit serve` are ours, which llama-server's, and what llama-server is told."""
+"""Our options of `pyhobbit serve` beside llama-server's, and the arguments that llama-server gets."""
 
 import argparse
 import functools

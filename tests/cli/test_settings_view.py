@@ -104,7 +104,7 @@ def test_there_is_a_value_for_every_option() -> None:
     ("name", "is_calibrated"),
     [
         (name, each) for name in VALUES for each in (False, True) if name != "price" or each
-    ],  # which needs costs
+    ],  # a price needs costs
 )
 def test_config_shows_what_the_engine_takes(
     name: str, is_calibrated: bool, priced: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]

@@ -99,7 +99,7 @@ def values_of(path: Path, key: str) -> object:
 
 
 def write_imatrix(path: Path, importance: dict[str, np.ndarray], counts: Sequence[float]) -> Path:
-    """As llama-imatrix writes it: sums of squares [n_expert, n_in] and how often each expert was used."""
+    """Writes what llama-imatrix writes: sums of squares [n_expert, n_in] and the uses of each expert."""
     writer = GGUFWriter(path, "imatrix")
     writer.add_array("imatrix.datasets", ["test"])
     for name, sums in importance.items():

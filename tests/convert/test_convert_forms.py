@@ -161,7 +161,7 @@ def test_values_that_f16_cannot_hold_are_read_as_bf16(tmp_path: Path, name: str)
 
 
 def fp8_blocks(weights: Weights, config: dict[str, Any]) -> Weights:
-    """As DeepSeek and Qwen publish: e4m3 with a scale per 128 x 128 values."""
+    """Weights as DeepSeek and Qwen publish them: e4m3 with a scale per 128 x 128 values."""
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     found = {}
     for name, each in weights.items():

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def low_types(path: Path) -> dict[str, str]:
-    """By part, of layer 0."""
+    """The low tier's types in layer 0, by part."""
     names = {f"blk.0.{part}.low.0.weight": part for part in PARTS}
     return {
         names[each.name]: each.type.name.upper() for each in read_gguf(path).tensors if each.name in names

@@ -121,7 +121,7 @@ def few_rows_on_cpu(tiny_gguf: Path) -> Result:
 
 @pytest.fixture(scope="module")
 def few_rows(gpu: Gpu, tiny_gguf: Path, few_rows_on_cpu: Result) -> Result:
-    """With room for all experts."""
+    """Runs with room for all experts."""
     return _few_rows(gpu, tiny_gguf, {"hobbit.mode": "gpu", "hobbit.pools": 64 << 20})
 
 

@@ -220,7 +220,7 @@ def test_an_override_of_the_number_is_the_number_that_runs(tmp_path: Path, run_p
         ("llama.block_count", 7, "does not fit the model"),
         ("llama.block_count", 600, "does not fit the model"),
         ("general.architecture", "qwen3moe", "does not fit the model"),
-        ("llama.rope.scaling.factor", 2, "is of type int and must be float"),  # which the file lacks
+        ("llama.rope.scaling.factor", 2, "is of type int and must be float"),  # the file lacks it
         ("llama.attention.causal", 1, "is of type int and must be bool"),
     ],
 )

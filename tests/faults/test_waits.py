@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""That a slow disk is seen as waiting, and a disk that is not asked is not."""
+"""A slow disk is seen as waiting, and a disk that is not asked is not."""
 
 import json
 from pathlib import Path

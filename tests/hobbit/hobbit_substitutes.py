@@ -68,7 +68,7 @@ class _File:
         self.arch = arch
         self.tokens = _vocabulary()
         self._writer = GGUFWriter(path, arch)
-        self._rng = np.random.default_rng(2)  # by which two numbers that a test draws differ
+        self._rng = np.random.default_rng(2)  # two numbers that a test draws differ by it
         for key, value in {
             "context_length": N_CTX,
             "embedding_length": N_EMBD,

@@ -72,7 +72,7 @@ def test_ctrl_c_while_it_is_loaded_is_not_lost(tiny_gguf: Path, monkeypatch: pyt
                 signal.raise_signal(signal.SIGINT)  # within llama.cpp's callback
             return len(text)
 
-    @functools.wraps(begin)  # whose keywords are asked for
+    @functools.wraps(begin)  # the keywords of `begin` are asked for
     def load(*arguments: Any, **options: Any) -> None:
         monkeypatch.setattr(sys, "stderr", Stderr())
         begin(*arguments, **options)

@@ -120,7 +120,7 @@ def test_a_sample_of_the_tiny_model(tiny_gguf: Path) -> None:
 
 
 class _ToldEngine:
-    """In an Engine's place: its statistics are these marks, one after each token."""
+    """Stands for an Engine: its statistics are these marks, one after each token."""
 
     def __init__(self, marks: list[Stats]) -> None:
         self._marks = iter(marks)
@@ -148,7 +148,7 @@ class _ToldEngine:
 
 
 def _mark(n: int, decoded: int, decode_s: float, **counters: float) -> Stats:
-    """After n tokens."""
+    """The statistics after n tokens."""
     zeros = {each.name: 0 for each in COUNTERS}
     cache = CacheStats(**{**zeros, **counters})
     times = {"generated_tokens": n, "decoded_tokens": decoded, "decode_s": decode_s}

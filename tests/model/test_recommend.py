@@ -183,7 +183,7 @@ def _choices(hub: Hub, name: str, machine: Machine) -> list[Choice]:
     return choices(repo, repo.sizes(), machine)
 
 
-# By memory: 8, 16, 32 and 64 GB.
+# QUANTs for 8, 16, 32 and 64 GB of memory.
 RECOMMENDED = {
     "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF": ("UD-Q2_K_XL", "Q4_K_M", "Q6_K", "Q6_K"),
     "HauhauCS/Qwen3.6-35B-A3B-Uncensored": ("IQ4_XS", "Q5_K_M", "Q6_K", "Q6_K"),

@@ -21,7 +21,7 @@ from bench.harness.worker import Libraries, Session
 from pyhobbit.errors import HobbitError
 
 COUNTS = ("launches", "replays", "captures", "waits", "copies", "reads")
-"""Per layer. waits: of the host for the device, or for what it has ended.  reads: copies to the host."""
+"""Counts per layer. waits: of the host for the device, or what it has ended.  reads: copies to the host."""
 TIMES = ("host", "others", "calls", "waited")
 """us per layer: code of the thread that decodes, code of others, driver calls, and waits of all threads."""
 BUSY = ("device", "link", "cpu")

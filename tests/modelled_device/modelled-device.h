@@ -82,7 +82,7 @@ class device_observer {
     virtual void on_allocate(int /* device */, bytes /* memory */) {} // of the device
     virtual void on_free(int /* device */, int /* stream */, bytes /* memory */) {}
 
-    // Before and after the bytes move. A blocking copy is over then; for a stream's, see on_synchronize.
+    // Called before and after the bytes move. A blocking copy is over then; for a stream's, see on_synchronize.
     virtual void on_copy(const copy & /* made */) {}
     virtual void on_copied(const copy & /* made */) {}
 

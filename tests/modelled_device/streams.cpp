@@ -220,7 +220,7 @@ static bool device_supports_memory(ggml_backend_dev_t dev, ggml_backend_buffer_t
     return buft == &device_of(dev).memory;
 }
 
-// As CUDA: weights of the host are copied for many rows.
+// Copies weights of the host for many rows, as CUDA does.
 static bool device_offloads(ggml_backend_dev_t, const ggml_tensor * op) {
     const int64_t n_rows = op->op == GGML_OP_MUL_MAT_ID ? op->ne[2] : op->ne[1];
     return op->op != GGML_OP_GET_ROWS && n_rows >= 32;

@@ -25,7 +25,7 @@ struct prices {
     double idle_sync_us  = 2;  // a wait where nothing runs
     double kernel_us     = 2;  // on the device, beside its bytes
     double copy_us       = 8;  // latency of a copy, beside its bytes
-    double gap_us        = 1;  // in which a copy keeps the link from the next one
+    double gap_us        = 1;  // time between two copies on the link
     double region_us     = 25; // until the CPU's threads compute, and have ended
     double cpu_node_us   = 2;  // an operation of the CPU's, beside its bytes
     double device_gbs    = 800;

@@ -36,7 +36,7 @@ def hobbit(model: Path, pools: int, questions: list[str]) -> list[str]:
 
 
 def llama(model: Path, _pools: int, questions: list[str]) -> list[str]:
-    """Those of llama-cpp-python itself, with the library of LLAMA_CPP_LIB_PATH and Hobbit's attention."""
+    """Answers of llama-cpp-python itself, with the library of LLAMA_CPP_LIB_PATH and Hobbit's attention."""
     from llama_cpp import Llama
 
     return _answers(Llama(str(model), n_ctx=N_CTX, flash_attn=True, verbose=False), questions)

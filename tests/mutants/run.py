@@ -48,7 +48,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 
 def passes(test: str) -> bool:
-    """Without a mutant."""
+    """Runs the test without a mutant; True: it passes."""
     pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     return covered({}, pytest if "." in test else [str(BUILD / "bin" / test)]).returncode == 0
 

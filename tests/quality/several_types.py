@@ -30,7 +30,7 @@ N_COST_CHUNKS, N_CHUNKS = 4, 16
 NEVER = (math.inf,) * N_LAYERS * N_EXPERTS
 
 Types = list[list[str]]
-"""By layer and expert."""
+"""A type by layer and expert."""
 
 
 @functools.cache

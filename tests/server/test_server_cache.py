@@ -67,7 +67,7 @@ def test_json_and_prometheus_agree(server: Server) -> None:
 
 
 def test_counters_of_a_server_add_up(tiny_gguf: Path, tmp_path: Path) -> None:
-    """By their names: both formats of the server come from one list."""
+    """Compares by name: both formats of the server come from one list."""
     options = ("--pools", "3M", "--prefetch", 0, "--parallel", 1)
     with serving(tiny_gguf, tmp_path / "log", *options) as server:
         server.complete()

@@ -46,7 +46,7 @@ def perplexity(model: TinyMixtral, ids: list[int]) -> float:
 
 @torch.no_grad()
 def llama_cpp_perplexity(model: TinyMixtral, ids: list[int]) -> float:
-    """As llama-perplexity prints it: whole windows, BOS over the first token, the second half scored."""
+    """llama-perplexity's figure: whole windows, BOS over the first token, the second half scored."""
     context = model.cfg.context
     ids = [corpus.BOS_ID, *ids]
     nats, count = 0.0, 0
@@ -63,7 +63,7 @@ def llama_cpp_perplexity(model: TinyMixtral, ids: list[int]) -> float:
 
 @torch.no_grad()
 def routing_statistics(model: TinyMixtral, ids: list[int]) -> list[dict[str, object]]:
-    """Per layer: each expert's share of first and of all choices, and the first choice's mean weight."""
+    """Each expert's share of first and of all choices, and the first choice's mean weight, by layer."""
     by_layer: list[list[Routing]] = [[] for _ in range(model.cfg.layers)]
     for inputs, _ in windows(ids, model.cfg.context):
         for seen, routing in zip(by_layer, model(inputs)[1], strict=True):

@@ -53,7 +53,7 @@ TEST_CASE("a cgroup leaves its limit less what it uses, but for the page cache")
     const fake_machine machine(1000 * MiB);
     machine.write("proc/self/cgroup", "0::/a\n");
     machine.write("sys/fs/cgroup/a/memory.max", "100000\n");
-    CHECK(available_memory() == 1000 * MiB); // whose use is not known
+    CHECK(available_memory() == 1000 * MiB); // the cgroup's use is not known
     machine.write("sys/fs/cgroup/a/memory.current", "70000\n");
     CHECK(available_memory() == 30000); // without memory.stat
     machine.write("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 20000\n");

@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-// As it lies on disk.
+// The part's bytes on disk.
 static std::string expected_bytes(const opened_model & m, tier_id tier, expert_id id, part_id part) {
     const part_location & at = m.index.locate(tier, id.layer, part, id.expert);
     return m.bytes.substr(at.offset, at.size);

@@ -20,7 +20,7 @@ using pressure = resident_set::pressure;
 class fixed_policy : public cache_policy {
   public:
     double value(expert_id id, tier_id tier, layer_id) override {
-        CHECK(tier == tier_id::low); // that of every set below
+        CHECK(tier == tier_id::low); // every set below has this tier
         const auto found = values.find({ id.layer, id.expert });
         return found == values.end() ? 0.0 : found->second;
     }

@@ -63,7 +63,7 @@ static rows compute(const model_ptr & model, const layer_input & input, int32_t 
     return graph.output();
 }
 
-// The same with plain tensors.
+// The rows of a graph with plain tensors.
 static rows stock(const files & f, const layer_input & input, uint32_t block) {
     const moe_model shape;
     cpu_backend     cpu;

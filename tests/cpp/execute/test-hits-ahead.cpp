@@ -18,7 +18,7 @@ static ggml_backend_dev_t device() {
     static ggml_backend_buffer_type own  = *ggml_backend_dev_buffer_type(rpc_device());
     reg.iface.get_name                   = [](ggml_backend_reg_t) { return "CUDA"; };
     own.device                           = &made;
-    own.iface.get_alloc_size             = nullptr; // which asks the server, and it does not know the weights
+    own.iface.get_alloc_size             = nullptr; // RPC's asks the server, which does not know the weights
     made.reg                             = &reg;
     made.iface.get_buffer_type           = [](ggml_backend_dev_t) { return &own; };
     made.iface.init_backend              = [](ggml_backend_dev_t, const char *) {

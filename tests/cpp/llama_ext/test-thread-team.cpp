@@ -82,7 +82,7 @@ TEST_CASE("threads have teams of their own, which end with them") {
     CHECK(right == 200);
 }
 
-#ifndef __SANITIZE_THREAD__ // which starts no thread after a fork
+#ifndef __SANITIZE_THREAD__ // TSan starts no thread after a fork
 TEST_CASE("a forked process has a team of its own") {
     REQUIRE(sums_are_right(3));
     const pid_t child = fork();

@@ -335,20 +335,20 @@ TEST_CASE("a calibration's activation paths are those of the model's experts, or
     CHECK(index.calibration().paths == paths);
     const std::vector<std::vector<int32_t>> refused = {
         { 1, 9, 0, 0 },                 // cut
-        { 1, 9, 0, 0, 1 },              // likewise
-        { 1, 9, 0, 0, 70000 },          // likewise
+        { 1, 9, 0, 0, 1 },              // cut
+        { 1, 9, 0, 0, 70000 },          // cut
         { 1, 9, 0, 0, -1, 3 },          // negative numbers
-        { -1, 9, 0, 0, 1, 9 },          // likewise
-        { 1, 9, 0, 0, 1, -9 },          // likewise
+        { -1, 9, 0, 0, 1, 9 },          // negative numbers
+        { 1, 9, 0, 0, 1, -9 },          // negative numbers
         { 2, 9, 0, 0, 1, 9 },           // no such layer
         { 1, 0, 0, 0, 0 },              // zero tokens
         { 1, 256, 0, 0, 1, 9 },         // more tokens than a byte counts
         { 1, 9, 0, 0, 1, 256 * 4 + 9 }, // no such expert
-        { 1, 9, 1, 0, 1, 4, 9 },        // likewise
+        { 1, 9, 1, 0, 1, 4, 9 },        // no such expert
         { 1, 9, 0, 0, 1, 10 },          // more tokens than there are
         { 1, 9, 2, 0, 1, 0, 1, 9 },     // a pair of three
         { 0, 9, 1, 0, 1, 0, 9 },        // before the first layer
-        { 1, 9, 1, 1, 1, 0, 0, 9 },     // likewise
+        { 1, 9, 1, 1, 1, 0, 0, 9 },     // before the first layer
         { 1, 9, 0, 1, 1, 0, 9 },        // nothing between
     };
     for (const std::vector<int32_t> & others : refused) {

@@ -23,7 +23,7 @@ struct model_and_sidecar {
 
     model_and_sidecar() : model_and_sidecar([](gguf_builder & file) { moe_model().add_low(file); }) {}
 
-    // With what `add` puts into the sidecar.
+    // `add` adds to the sidecar.
     explicit model_and_sidecar(const std::function<void(gguf_builder &)> & add) {
         moe_model().add_high(base);
         path = base.write(dir.path("m.gguf"));

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-// With room for all experts in host memory.
+// An engine whose host memory has room for all experts.
 static engine cooperative(const model_on_disk & m, uint32_t n_high, uint32_t n_low = 0,
                           score_thresholds thresholds = {}, compute_mode mode = compute_mode::cooperative,
                           uint32_t host_slots = 16) {

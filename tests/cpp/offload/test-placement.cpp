@@ -340,7 +340,7 @@ struct simulated_engine {
         return took;
     }
 
-    // In the background.
+    // Uploads in the background.
     void upload(const expert_id & id) {
         const bool is_free = pool.has_free_slot();
         if (is_free || rule.may_upload()) {

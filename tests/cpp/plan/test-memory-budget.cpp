@@ -168,7 +168,7 @@ TEST_CASE("a bound above what the process may hold is refused with both numbers"
     message = refused(with_pools(461 * MiB), one_tier(), other);
     CHECK(message.find("a limit of 601.0 MiB for expert pools and all beside them is above the 600.0 MiB") == 0);
 
-    other.device.name = "a GPU"; // which has memory of its own for the pools
+    other.device.name = "a GPU"; // the pools lie in a GPU's memory
     other.device.free = 9000 * MiB;
     other.device.host = one_tier();
     planned(with_pools(700 * MiB), one_tier(), other);

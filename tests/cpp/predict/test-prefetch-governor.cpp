@@ -96,7 +96,7 @@ TEST_CASE("a tenth gained is seldom taken for a loss, and a tenth lost is found 
     constexpr unsigned n_trials = 1000;
     unsigned           n_off    = 0;
     unsigned           n_found  = 0;
-    size_t             n_passes = 0; // those in the trials of a loss
+    size_t             n_passes = 0; // passes in the trials of a loss
     for (unsigned seed = 0; seed < n_trials; seed++) {
         const auto trial = [&](double with) {
             machine                    m = { {}, with, 10.0 };

@@ -36,7 +36,7 @@ class host_tensor {
         buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(ctx_, ggml_backend_cpu_buffer_type());
     }
 
-    // With the first values.
+    // Takes as many of the values as fit.
     host_tensor(const std::vector<float> & values, int64_t n0, int64_t n1 = 1, int64_t n2 = 1) :
         host_tensor(GGML_TYPE_F32, n0, n1, n2) {
         const size_t size = std::min(ggml_nbytes(tensor), values.size() * sizeof(float));

@@ -30,4 +30,4 @@ def test_early_rows_are_approximate_and_nothing_else_is(tiny_gguf: Path, rpc: st
     assert difference.max() > 0
     assert (
         difference.mean() < 0.25 * np.abs(exact.logits["decode"]).max()
-    )  # which rows are early depends on times
+    )  # times decide which rows are early

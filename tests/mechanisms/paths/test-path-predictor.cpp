@@ -234,7 +234,7 @@ TEST_CASE("each token of a batch is learnt and predicted alone") {
     paths p({ 4, 4, 4 });
     p.chose(0, { 0, 1, 2 }, {}, 3);
     p.chose(1, { 3, 2, 1 }, {}, 3);
-    p.chose(2, { 0 }, {}, 1); // whose token it is of the three is not known
+    p.chose(2, { 0 }, {}, 1); // one of the three tokens, but not known which
     p.chose(0, { 2, 0 }, {}, 2);
     CHECK(p.predict()[0].n_tokens == 2);
     CHECK(p.predicted() == experts{ 1, 3 });
