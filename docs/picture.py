@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parent
 FILE_GB = 8.8
-# By arm of the table: the line's label and colour. The last arms of a line have all experts in memory.
+# A line's label, its arms and its colour. The last arms of a line have all experts in memory.
 LINES = {
     "llama.cpp, mapped file": (("stock-128k", "stock"), "#888888"),
     "pyhobbit, the same bits": (("ours", "ours-resident"), "#1f77b4"),
