@@ -25,7 +25,7 @@ PIP := python -m pip install --quiet
 # Versions and hashes of all packages but torch: requirements/ has one list per purpose, written by `make requirements`.
 PINNED := $(PIP) --require-hashes --no-build-isolation
 
-# Which llama.cpp `stock` builds: vendor/llama.cpp-NAME.lock goes to build/stock-NAME.
+# The llama.cpp that `stock` builds: vendor/llama.cpp-NAME.lock goes to build/stock-NAME.
 LOCK ?= vendor/llama.cpp.lock
 
 # The package is built for the CPU and, with GPU=cuda or GPU=vulkan, for that. The targets `vulkan` and `cuda` build libllama

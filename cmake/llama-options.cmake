@@ -50,9 +50,9 @@ function(hobbit_cpu_libraries out)
     set(${out} ${libraries} PARENT_SCOPE)
 endfunction()
 
-# Without AMX: compilers take the stores of ggml's tile configuration for dead, and the first product of weights in AMX's
-# layout ends the process (github.com/ggml-org/llama.cpp/pull/26954). To be called when ggml-cpu is there, so that these
-# flags come after -march=native.
+# Leaves out AMX: compilers take the stores of ggml's tile configuration for dead, and the first product of weights in
+# AMX's layout ends the process (github.com/ggml-org/llama.cpp/pull/26954). To be called when ggml-cpu is there, so that
+# these flags come after -march=native.
 function(hobbit_leave_out_amx)
     include(CheckCXXCompilerFlag)
     check_cxx_compiler_flag(-mno-amx-tile HOBBIT_KNOWS_AMX)

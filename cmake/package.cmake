@@ -52,7 +52,7 @@ function(hobbit_install_binaries package module)
             endforeach()
         endforeach()
     endif()
-    if (NOT HOBBIT_KNOWS_SME) # the same as the generation before
+    if (NOT HOBBIT_KNOWS_SME) # armv9 then equals the generation before
         list(FILTER libraries EXCLUDE REGEX "^ggml-cpu-armv9")
     endif()
     # Wheels hold no symbolic links. Without a version, file name and SONAME are the same.
