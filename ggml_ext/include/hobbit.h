@@ -153,7 +153,7 @@ HOBBIT_API void hobbit_set_experts_used(hobbit_model * model, const uint32_t * o
 // the memory. REQUIRES: before hobbit_place_layers.
 HOBBIT_API void hobbit_set_run_blocks(hobbit_model * model, uint32_t n_blocks);
 
-// Which device holds and computes the experts of which block: devices[N] is the device that has the rest of block N
+// Places the experts of each block: devices[N] is the device that has the rest of block N
 // ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have memory of their
 // own and can hold experts; integrated GPUs are left out.
 // Blocks whose device is none of hobbit.device's, and those from n_devices on, are given to these in runs, in
@@ -167,8 +167,8 @@ HOBBIT_API bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_de
 // token embedding, whose rows are read as they are looked up. The loader gives it hobbit_buffer_type and reads nothing.
 HOBBIT_API bool hobbit_owns_tensor(const hobbit_model * model, const char * name);
 
-// For what the block has on disk; -1: for the token embedding. Hands out addresses without memory. Valid while the
-// model has a reference; every buffer of the type holds one.
+// The buffer type of the block's weights on disk; -1: of the token embedding. Hands out addresses without memory. Valid
+// while the model has a reference; every buffer of the type holds one.
 HOBBIT_API struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block);
 
 // The buffer type of the device that computes the block's experts: for biases, which are added there. Valid for ever.
@@ -354,8 +354,8 @@ HOBBIT_API bool hobbit_get_device(const hobbit_model * model, size_t i, struct h
 
 // Mean measured times for one expert on a device with its own memory; 0 if not measured.
 struct hobbit_latency {
-    uint64_t expert_bytes; // that an upload copies
-    uint32_t n_tokens;     // that the expert computes: so many, or up to the next power of two
+    uint64_t expert_bytes; // bytes of an upload
+    uint32_t n_tokens;     // rows of the expert: so many, or up to the next power of two
     double   cpu_s;
     double   device_s; // time of an expert in device memory
     double   upload_s;
@@ -424,7 +424,7 @@ HOBBIT_API uint64_t hobbit_available_memory(void);
 // Bytes that the process could take at most: the machine's memory, or less by the limit of a memory cgroup.
 HOBBIT_API uint64_t hobbit_memory_limit(void);
 
-// The right to measure the free memory and to take a part of it, which programs have one after the other. Without a
+// A lock between processes: its holder measures the free memory and allocates its pools. Without a
 // bound on memory the first context has it, until the pools have their pages; whoever plans and loads before takes it
 // first. One for a process, however often it is taken.
 typedef struct hobbit_memory_turn hobbit_memory_turn;

@@ -21,7 +21,7 @@ bool is_row_lookup(const ggml_tensor * op) {
     return op->op == GGML_OP_GET_ROWS && is_on_disk(op->src[0]);
 }
 
-// By name, not by `extra`: a model loaded to measure memory alone has tensors in this buffer type without memory in it.
+// Looks up by name, not `extra`: a model loaded to measure memory alone has tensors of this type without memory.
 static bool is_down(const ggml_tensor * matmul) {
     const auto *          runner = (const split_runner *) matmul->src[0]->buffer->buft->context;
     const expert_tensor * expert = runner->find_tensor(matmul->src[0]->name);

@@ -35,8 +35,8 @@ struct ggml_backend_hobbit_device_context {
     std::string                name;
     std::string                on_disk; // name of the buffer types of models' experts
     ggml_backend_dev_t         compute;
-    ggml_backend_buffer_type_t memory;      // its own
-    ggml_backend_buffer_type   activations; // the same, see activation_type(); unused on the CPU
+    ggml_backend_buffer_type_t memory;      // buffer type of the device
+    ggml_backend_buffer_type   activations; // see activation_type(); unused on the CPU
 };
 
 static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t dev) {

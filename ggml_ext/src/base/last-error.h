@@ -17,8 +17,8 @@ void set_last_error(const std::string & message);
 // false.
 bool report(const char * message, char * err, size_t err_size) noexcept;
 
-// For functions of hobbit.h that can fail: reports the error that `call` returns, or `what` with the reason of what it
-// throws. Returns true if there was none. Thread-safe.
+// Reports the error that `call` returns, or `what` with the reason of what it throws, for functions of hobbit.h.
+// Returns true if there was none. Thread-safe.
 template <typename F>
 bool report_call(const char * what, char * err, size_t err_size, F call) noexcept {
     try {

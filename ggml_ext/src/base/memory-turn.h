@@ -6,8 +6,8 @@
 
 namespace hobbit {
 
-// The right to measure the system's free memory and to take a part of it. Processes have it one after the other:
-// programs that start at the same time would otherwise all plan with the same free bytes. A process has one turn at a
+// A lock between processes: its holder measures the system's free memory and allocates its pools. Otherwise
+// programs that start at the same time would all plan with the same free bytes. A process has one turn at a
 // time, however many of its models share it; it ends with the last reference.
 //
 // Processes exclude each other by a lock on /proc/meminfo, so only where they see the same one. Where that file cannot

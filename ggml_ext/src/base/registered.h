@@ -40,7 +40,7 @@ class registered {
         return found == table().end() ? Traits() : found->second.traits;
     }
 
-    // In alphabetical order.
+    // All registered names, in alphabetical order.
     static const std::vector<std::string> & names() {
         static const std::vector<std::string> all = [] {
             std::vector<std::string> found;

@@ -65,7 +65,7 @@ class registered_counter {
 
     const hobbit_counter & row() const { return row_; }
 
-    // By name.
+    // All registered counters, ordered by name.
     static const std::vector<const registered_counter *> & all();
 
   private:

@@ -17,7 +17,7 @@
 
 namespace hobbit {
 
-// Which experts are resident in the pools of one device, and what is being loaded into them. In each tier an expert is
+// The experts that are resident in the pools of one device, and those that are being loaded. In each tier an expert is
 //   absent    it has no slot;
 //   resident  it has a slot, and each of its parts is loaded, being loaded, or not requested.
 // acquire makes an expert resident and may evict another one; so may prefetch. A resident expert can be pinned any
@@ -71,7 +71,7 @@ class expert_cache {
     // Returns true if all of the requested parts are loaded. REQUIRES: resident
     bool arrived(expert_id id, tier_id tier, part_set parts) const { return loader_.arrived(load(id, tier), parts); }
 
-    // Which of the layer's experts have all of `parts`, [expert].
+    // Says for each of the layer's experts whether all of `parts` are loaded, [expert].
     std::vector<bool> loaded(layer_id layer, tier_id tier, part_set parts) const {
         return loader_.arrived(&load({ layer, 0 }, tier), n_experts_, parts);
     }

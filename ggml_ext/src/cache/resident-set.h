@@ -9,8 +9,8 @@
 
 namespace hobbit {
 
-// Which experts hold the slots of one tier's pool. It knows neither memory nor files: the engine and the simulator use
-// the same class.
+// The experts that hold the slots of one tier's pool. It knows neither memory nor files: the engine and the simulator
+// use the same class.
 //
 // A resident expert may be
 //   pinned     any number of times: it is never evicted;
@@ -46,7 +46,7 @@ class resident_set {
     bool     is_pinned(expert_id id) const { return entries_[id].pins > 0; }
     bool     is_protected(expert_id id) const { return entries_[id].is_protected; }
 
-    // Which experts an insert may evict.
+    // The experts that an insert may evict.
     enum class pressure {
         polite, // evicts neither protected entries nor those whose slot the policy refuses the newcomer: for background
         urgent, // evicts any entry that is not pinned: for demands
@@ -94,7 +94,7 @@ class resident_set {
     uint32_t               n_begun_ = 0; // slots that an expert has had
     std::vector<uint32_t>  held_;        // [layer]
     uint64_t               clock_ = 0;   // counts touches
-    std::vector<candidate> candidates_;  // those of the last eviction
+    std::vector<candidate> candidates_;  // candidates of the last eviction
 };
 
 // The largest quota, at most the `n_used` experts of one token, that all other layers can keep while one layer holds

@@ -85,7 +85,7 @@ status expert_matmuls::add_section(const std::vector<ggml_tensor *> & nodes, lay
     for (const planned_use * use : uses) {
         own.push_back(*use);
         std::iota(own.back().selections.begin(), own.back().selections.end(), int32_t(routing.experts.size()));
-        routing.experts.resize(routing.experts.size() + use->selections.size()); // whose number is in the use
+        routing.experts.resize(routing.experts.size() + use->selections.size()); // the use has its number
         served.push_back(&own.back());
     }
     HOBBIT_TRY(reserve(routing, inner));

@@ -195,7 +195,7 @@ ggml_tensor * inner_graph::bytes_at(ggml_backend_buffer_t buffer, void * data, s
     return ggml_set_name(t, name);
 }
 
-// At once for the whole graph: each copy to a device has a latency, and queues behind uploads.
+// Copies what is staged for the whole graph at once: each copy to a device has a latency, and queues behind uploads.
 void inner_graph::copy_staged() {
     const size_t size = n_staged_ - n_copied_;
     if (size == 0) {

@@ -8,7 +8,7 @@
 
 namespace hobbit {
 
-static constexpr size_t TENSORS_PER_NODE = 4; // that a repeated node may bring
+static constexpr size_t TENSORS_PER_NODE = 4; // a repeated node brings at most so many
 
 std::vector<const ggml_tensor *> nodes_of(const layer_section & section) {
     std::vector<const ggml_tensor *> nodes;

@@ -25,7 +25,7 @@ struct layer_section {
     ggml_cgraph * graph = nullptr;
     int           first = 0;
     int           end   = 0;
-    part_set      parts = {}; // those of its matmuls
+    part_set      parts = {}; // parts of its matmuls
 };
 
 // The section that begins with the matmul at node `first`. It ends with the graph, or at the next matmul of another

@@ -33,7 +33,7 @@ bool chunk_queue::take(size_t max_bytes, std::vector<chunk> & taken) {
 
 bool chunk_queue::end(const chunk & done) {
     const auto is_alike = [&](const chunk & c) { return c.is_of(*done.state, done.part); };
-    const auto found    = std::find_if(prefetching_.begin(), prefetching_.end(), is_alike); // which one is all the same
+    const auto found    = std::find_if(prefetching_.begin(), prefetching_.end(), is_alike); // any of them does
     if (found == prefetching_.end()) {
         return false;
     }

@@ -13,7 +13,7 @@
 
 namespace hobbit {
 
-// Which parts of one expert were requested for its slot, and which of these have arrived.
+// The parts of one expert that were requested for its slot, and those that have arrived.
 // The loader's mutex guards it. It must live until it is settled or the loader ends.
 struct load_state {
     part_set requested;

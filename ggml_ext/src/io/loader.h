@@ -114,7 +114,7 @@ class loader {
         int                                   n_in_flight = 0;
         std::chrono::steady_clock::time_point counted_until; // by done.ns, while copies are in flight
 
-        size_t bytes_in(double seconds) const; // that the link moves; 0 before the first copy
+        size_t bytes_in(double seconds) const; // bytes that the link moves; 0 before the first copy
     };
 
     // A chunk for a device whose source, a part in host memory, is still being read.
