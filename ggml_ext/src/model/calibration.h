@@ -18,7 +18,7 @@ class expert_index;
 struct calibration {
     std::vector<int32_t> uses;       // uses of each expert in the text, [layer][expert]
     std::vector<float>   low_costs;  // for the rule "price" (precision_costs); as stored, not checked
-    std::vector<float>   skip_costs; // the same
+    std::vector<float>   skip_costs; // for the rule "price" too
     std::vector<int32_t> paths;      // for predictors, see each_path
     stored_settings      settings;
 

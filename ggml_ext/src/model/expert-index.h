@@ -53,7 +53,7 @@ class expert_index {
     std::vector<tier_id>  tiers() const { return { TIERS.begin(), TIERS.begin() + n_tiers_ }; }
     uint32_t              n_experts() const;                                 // the largest of any layer
     std::vector<uint32_t> experts_by_layer() const;                          // [layer] how many it has
-    uint32_t              n_experts_used() const { return n_experts_used_; } // likewise, those of a token
+    uint32_t              n_experts_used() const { return n_experts_used_; } // a token's, the largest of any layer
 
     // Tells how many experts a token uses in each block. Other layers have the most that the metadata name.
     void set_experts_used(const uint32_t * of_blocks, size_t n_blocks);

@@ -64,7 +64,7 @@ class gguf_file {
     std::unique_ptr<gguf_context, free_gguf> gguf_;
 };
 
-// As hobbit_first_part.
+// The path of a model's first part; see hobbit_first_part.
 std::string first_part(const std::string & path);
 
 // Opens `path` and, where it is the first part of a split model, the other parts.

@@ -16,7 +16,7 @@ struct tensor_name {
     uint32_t    group = 0;
 };
 
-// As in llama.cpp's tensor names: "ffn_gate_exps".
+// The part's name in llama.cpp's tensor names: "ffn_gate_exps".
 const char * part_name(part_id part);
 
 // False for every other name; `out` is then undefined.

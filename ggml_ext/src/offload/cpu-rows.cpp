@@ -11,7 +11,7 @@ static bool is_float_rows(const ggml_tensor * t) {
 }
 
 //
-// which sections
+// sections that the CPU can compute
 //
 
 // A row for each selection, as the section computes them, or as it is given them, also one for each token.

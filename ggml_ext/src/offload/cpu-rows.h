@@ -55,7 +55,7 @@ class cpu_rows {
     // REQUIRES: begin, and not is_done(); the experts of next() are pinned and resident.
     status compute_next(inner_graph & cpu);
 
-    // The same in two steps: adds the operations to the graph, and keeps their rows once the caller has computed it.
+    // compute_next in two steps: adds operations to the graph, and keeps their rows once the caller has computed it.
     status begin_next(inner_graph & cpu);
     void   end_next();
 

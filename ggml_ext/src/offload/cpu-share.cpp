@@ -52,7 +52,7 @@ void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & pl
     cpu_time_      = seconds(0);
 }
 
-// In host memory.
+// Pins the expert's slot in the host cache; false if it has none.
 bool cpu_share::pin(const planned_use & use) {
     return host_.n_slots(use.tier) > 0 && host_.acquire(use.id, use.tier);
 }

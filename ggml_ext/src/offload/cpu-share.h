@@ -81,7 +81,7 @@ class cpu_share {
     // REQUIRES: the layer is completely computed
     void end_layer(inner_graph & device);
 
-    // After an error.
+    // Drops the layer after an error.
     void abandon() { release(); }
 
     // See placement.

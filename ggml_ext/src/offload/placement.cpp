@@ -9,8 +9,8 @@ static constexpr double COUNTED_HITS =
     0.15; // share of an upload's further hits that counts: background uploads bring others anyway
 static constexpr double   SHARING       = 1.1;  // CPU and link together take so much longer than their experts
 static constexpr double   LINK_MEAN     = 16.0; // samples that the link's mean goes back
-static constexpr uint32_t DEVICE_LAYERS = 64;   // one of so many is measured
-static constexpr uint32_t CPU_EXPERTS   = 1024; // one of so many that it would take longer for is measured
+static constexpr uint32_t DEVICE_LAYERS = 64;   // measures every n-th layer
+static constexpr uint32_t CPU_EXPERTS   = 1024; // gives the CPU every n-th expert that it would take longer for
 
 placement::placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode) :
     kind_bytes_(kind_bytes),
@@ -59,7 +59,7 @@ cpu_experts placement::faster_on_cpu(const std::vector<expert_work> & work, bool
         const double on_device_at = launch + link + upload_seconds(w.kind) + device_.seconds(w);
         const bool   is_cpus      = !w.is_present && on_cpu_at + saved_by_upload(w) <= on_device_at;
         on_cpu.push_back(is_cpus);
-        if (w.is_present || mode_ == compute_mode::twiddler) { // which decides each expert by itself
+        if (w.is_present || mode_ == compute_mode::twiddler) { // twiddler decides each expert by itself
             continue;
         }
         all_on_cpu             += cpu_.seconds(w) + (is_cpus ? 0.0 : saved_by_upload(w));

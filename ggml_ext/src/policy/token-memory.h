@@ -8,7 +8,7 @@
 
 namespace hobbit {
 
-// Which experts the last `capacity` tokens used, and with which weights, to find tokens similar to the running one.
+// The experts that the last `capacity` tokens used, and their weights, to find tokens similar to the running one.
 // Tokens are numbered in the order of add(). A token's slot, its number modulo the capacity, is its index in arrays.
 //
 // Memory: n_layers * (n_experts + 2 n_used + 2) * capacity bytes.

@@ -23,7 +23,7 @@ class usage_records {
 
     usage_records(uint32_t n_layers, uint32_t n_experts) : n_layers_(n_layers), n_experts_(n_experts) {}
 
-    // As in cache_policy. begin_sequence may be left out for a new sequence.
+    // See cache_policy. begin_sequence may be left out for a new sequence.
     void begin_sequence(uint32_t sequence);
     void begin_tokens(uint32_t sequence, uint32_t n);
     void on_use(const expert_usage & use);

@@ -19,8 +19,8 @@ struct predictor_options {
     std::string                name = "router";
     std::vector<uint32_t>      n_experts;    // [layer]
     std::vector<uint32_t>      n_used;       // [layer], of a token; empty: as the running one
-    std::vector<int32_t>       paths;        // that a calibration stores: each_path() takes them
-    double                     bar    = 0.0; // least probability that is predicted, where the predictor knows one
+    std::vector<int32_t>       paths;        // paths that a calibration stores, for each_path()
+    double                     bar    = 0.0; // smallest probability that is predicted, where the predictor knows one
     ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // buffer type of the device that computes
 };
 

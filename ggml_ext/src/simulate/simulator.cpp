@@ -283,7 +283,7 @@ class replay {
         fill(tier_id::high);
     }
 
-    // As expert_cache::fill.
+    // Fills free slots as expert_cache::fill does.
     void fill(tier_id tier) {
         std::vector<expert_id> brought;
         for (const expert_id id : most_used(prior_)) {
