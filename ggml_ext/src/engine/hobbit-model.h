@@ -62,7 +62,7 @@ struct hobbit_model final : public hobbit::split_runner {
     ~hobbit_model();
 
     //
-    // For the model loader: see hobbit.h
+    // For the model loader, see hobbit.h
     //
 
     void           set_experts_used(const uint32_t * of, size_t n_blocks) { index_.set_experts_used(of, n_blocks); }
@@ -218,7 +218,7 @@ struct hobbit_model final : public hobbit::split_runner {
     mutable hobbit::mutex mutex_;
 
     bool prepared_              GUARDED_BY(mutex_) = false; // the pools are allocated
-    uint64_t model_bytes_       GUARDED_BY(mutex_) = 0;     // that the memory was divided with
+    uint64_t model_bytes_       GUARDED_BY(mutex_) = 0;     // the memory was divided with them
     bool can_repeat_            GUARDED_BY(mutex_) = true;  // see hobbit_place_layers
     std::set<int32_t> contexts_ GUARDED_BY(mutex_);         // numbers of those that live
     hobbit::status error_       GUARDED_BY(mutex_);         // error of a computation, repeated for ever

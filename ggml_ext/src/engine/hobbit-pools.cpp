@@ -62,7 +62,7 @@ status hobbit_model::plan_devices(other_memory other, uint32_t n_batch, model_sl
         if (engines_[i]->n_layers() > 0) {
             other.device = engines_[i]->memory(devices[i].rows, behind);
             HOBBIT_TRY(plan_pools(shared[i], devices[i].demand, other, here));
-            slots.host           = here.n_host_slots; // the same for each
+            slots.host           = here.n_host_slots; // each device has the same
             slots.snapshot_bytes = here.n_snapshots * other.snapshot;
         }
         slots.devices.push_back(here.n_slots);

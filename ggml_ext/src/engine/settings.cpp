@@ -99,7 +99,7 @@ const std::vector<hobbit_setting_spec> & core_rows() {
         { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true, false, NONE,
           "Share of the cache reserved for low-precision experts." },
         { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<registered_policy>(), NONE, true, false, POLICY,
-          "Which experts leave a full cache." },
+          "The eviction policy." },
         { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, POLICY,
           "Weights of LRU, LFU, LHU, FLD in policy hobbit." },
         { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, false, POLICY,
@@ -111,9 +111,9 @@ const std::vector<hobbit_setting_spec> & core_rows() {
         { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
           "Load experts this many layers in advance, 0 to 4." },
         { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<registered_predictor>(), NONE, false,
-          false, NONE, help<registered_predictor>("Which experts are loaded in advance:") },
+          false, NONE, help<registered_predictor>("Predicts the experts to load in advance:") },
         { "hobbit.prefetch_bar", "prefetch_bar", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
-          "Least probability of an expert that is loaded in advance; the predictors paths and paths-exact know it." },
+          "Prefetch an expert only above this probability (predictors paths, paths-exact)." },
         { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false, false, NONE,
           "Threads that read experts from disk." },
         { "hobbit.read_timeout", NONE, COUNT, 1, 86400, "60", NONE, NONE, "seconds", false, false, NONE,
@@ -121,7 +121,7 @@ const std::vector<hobbit_setting_spec> & core_rows() {
         { "hobbit.snapshots", NONE, COUNT, 0, 1e6, "0", NONE, NONE, NONE, false, false, NONE,
           "Most snapshots of a sequence's state for which memory is left, as far as it reaches." },
         { "hobbit.least_snapshots", NONE, COUNT, 0, 1e6, "0", NONE, NONE, NONE, false, false, NONE,
-          "Snapshots without whose memory the model is not opened." },
+          "Snapshots that must fit into memory; otherwise opening fails." },
         { "hobbit.sidecar", "sidecar", PATH, 0, 0, NONE, "MODEL.hobbit.gguf", NONE, NONE, false, false, NONE,
           "File with the low tier." },
         { "hobbit.trace", "trace", PATH, 0, 0, NONE, NONE, NONE, NONE, false, false, NONE,
@@ -279,7 +279,7 @@ bool settings::is_overruled(const std::string & key, const std::string & rule_na
 }
 
 status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
-    std::string stored_rule = find_setting("hobbit.rule")->default_value; // to which the stored numbers were fitted
+    std::string stored_rule = find_setting("hobbit.rule")->default_value; // the stored numbers were fitted to it
     for (const auto & [key, value] : stored) {
         const auto * name = std::get_if<std::string>(&value);
         stored_rule       = key == "hobbit.rule" && name ? *name : stored_rule;

@@ -49,7 +49,7 @@ class settings {
     const std::string & text(const char * key) const { return values_.text(key); }
 
     score_thresholds      thresholds() const;
-    std::array<double, 4> weights() const; // those of policy hobbit
+    std::array<double, 4> weights() const; // weights of policy hobbit
     compute_mode          mode() const;
     uint64_t              memory() const { return count("hobbit.memory"); } // 0: computed
     uint64_t              pools() const { return count("hobbit.pools"); }   // 0: follows from memory

@@ -14,7 +14,7 @@ expert_stream::expert_stream(const expert_index & index, expert_cache & cache, p
 // rows that no expert computes
 //
 
-// Behind what was added.
+// Zeroes the rows that follow the added ones.
 static status clear_rows(const ggml_tensor * tensor, const std::vector<int32_t> & rows, inner_graph & inner) {
     if (rows.empty()) {
         return {};

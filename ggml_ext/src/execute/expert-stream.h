@@ -25,7 +25,7 @@ struct running_layer {
     layer_plan          plan;
     const ggml_tensor * router_input = nullptr; // null: unknown
     part_set            done;                   // parts computed, those of the current stage included
-    hits_ahead *        ahead = nullptr;        // which was launched for the layer; null: nothing was
+    hits_ahead *        ahead = nullptr;        // launched for the layer; null: nothing was
 };
 
 // The graphs that a split of the outer graph is computed in.

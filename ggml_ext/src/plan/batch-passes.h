@@ -57,7 +57,7 @@ class batch_passes {
     // precision.
     bool is_new(const layer_routing & routing, int32_t selection, precision served) const;
 
-    // After the draft. Begins the second pass if a token is unsure, and returns the number of such tokens.
+    // Begins the second pass if a token of the draft is unsure, and returns the number of such tokens.
     // logits: [token][n_vocab]; null: all tokens are unsure.
     uint64_t judge(batch_info & batch, sequence_thresholds & thresholds, const float * logits, size_t n_vocab) const;
 
@@ -67,7 +67,7 @@ class batch_passes {
   private:
     struct drafted_layer {
         std::vector<int32_t>   experts;    // [selection]
-        std::vector<precision> precisions; // likewise
+        std::vector<precision> precisions; // [selection]
     };
 
     std::shared_ptr<token_judge> judge_;  // null: each batch has one pass

@@ -19,7 +19,7 @@ static precision serve(precision given, expert_id id, const rule_input & in) {
 // An expert serves the whole batch in one precision.
 static void unite(const rule_input & in, std::vector<precision> & precisions) {
     const layer_routing & routing = in.routing;
-    if (routing.n_tokens == 1) { // whose experts are distinct
+    if (routing.n_tokens == 1) { // its experts are distinct
         for (size_t i = 0; i < routing.experts.size(); i++) {
             precisions[i] = serve(precisions[i], { routing.layer, uint32_t(routing.experts[i]) }, in);
         }

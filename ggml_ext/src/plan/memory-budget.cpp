@@ -16,7 +16,7 @@ static uint64_t n_high_experts(const pool_demand & d) {
     return d.n_experts - d.n_absent;
 }
 
-// Least slots of the high pool, and of the low pool if it is used.
+// The fewest slots of the high pool, and of the low pool if it is used.
 static uint64_t least_slots(const pool_demand & d, tier_id tier) {
     return std::min(uint64_t(d.n_used), tier == tier_id::high ? n_high_experts(d) : d.n_experts);
 }
@@ -176,7 +176,7 @@ static double low_share(const budget & b, const pool_demand & d) {
     if (b.low_share >= 0) {
         return b.low_share;
     }
-    const double absent = double(d.n_absent) / double(std::max(d.n_experts, 1u)); // whose high uses are low
+    const double absent = double(d.n_absent) / double(std::max(d.n_experts, 1u)); // their high uses are low
     const double n_low  = b.low_demand + absent;
     const double low    = n_low * double(d.slot_size[tier_id::low]);
     return low / (low + (1.0 - absent) * double(d.slot_size[tier_id::high]));

@@ -41,7 +41,7 @@ class sequence_thresholds {
     // [row]
     std::vector<score_thresholds> of(const std::vector<batch_info::row> & rows) const;
 
-    // Those that satisfy every sequence of the batch; the common ones if it names none.
+    // Thresholds that satisfy every sequence of the batch; the common ones if it names none.
     score_thresholds highest(const batch_info & batch) const;
 
   private:

@@ -58,14 +58,14 @@ ggml_tensor * section_copy::copy(const ggml_tensor * node) {
     return same;
 }
 
-// Without memory in any case: they say which layer and part it is.
+// The copy has no buffer: its `extra` names layer and part.
 ggml_tensor * section_copy::weights(const ggml_tensor * t) {
     ggml_tensor * same = duplicate(t);
     same->extra        = t->extra;
     return same;
 }
 
-// Which experts compute is said anew each time.
+// The experts that compute are set anew each time.
 ggml_tensor * section_copy::ids(const ggml_tensor * t) {
     return copies_.count(t) > 0 ? copies_[t] : duplicate(t);
 }

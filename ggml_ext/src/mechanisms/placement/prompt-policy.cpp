@@ -84,7 +84,7 @@ class prompt_policy : public cache_policy {
       private:
         struct insert {
             uint64_t number = 0;
-            uint64_t after  = 0; // which prompt, for a generated token; 0: in a prompt, or before the first one
+            uint64_t after  = 0; // the last prompt, for a generated token; 0: in a prompt, or before the first one
         };
 
         // Returns true if it was inserted for a token that was generated after the last prompt.
