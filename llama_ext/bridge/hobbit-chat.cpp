@@ -31,7 +31,7 @@ static const char * call(hobbit_chat * chat, F fn) {
 static common_chat_templates_ptr parse(const hobbit_chat & chat) {
     try {
         return common_chat_templates_init(chat.model, chat.source);
-    } catch (const std::exception &) { // whose text is only logged
+    } catch (const std::exception &) { // its text is only logged
         throw std::runtime_error("it is not valid Jinja");
     }
 }

@@ -60,7 +60,7 @@ std::string llama_hobbit_load_error(const std::string & why, const llama_model_p
 // mapping.
 llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params & params);
 
-// As hobbit_first_part.
+// The path of a model's first part; see hobbit_first_part.
 std::string llama_hobbit_first_part(const std::string & fname);
 
 // Lets the loader use the cache, which may be null. Removes the tensors of further tiers from the loader, because no

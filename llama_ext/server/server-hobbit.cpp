@@ -211,8 +211,8 @@ void server_hobbit_plan_checkpoints(common_params & params) {
 // counters
 //
 
-// The counters as they are now, or as they were when the model was last unloaded; empty without an expert cache. Those
-// of layers are read as well. REQUIRES: the mutex is held
+// The counters as they are now, or as they were when the model was last unloaded; empty without an expert cache. Reads
+// the counters of layers as well. REQUIRES: the mutex is held
 static const std::vector<double> & read_counters() {
     if (!g_cache.model) {
         return g_cache.counters;

@@ -30,7 +30,7 @@ void server_hobbit_use(const llama_context * ctx);
 // Answers GET /hobbit: sizes and counters as JSON, named as in hobbit.h.
 std::unique_ptr<server_http_res> server_hobbit_get(const server_http_req & req);
 
-// The same as Prometheus text; "" without an expert cache.
+// Sizes and counters as Prometheus text; "" without an expert cache.
 std::string server_hobbit_metrics();
 
 // Answers GET /metrics by `get`, which waits for the computation; while the disk does not answer, by the cache alone.

@@ -32,7 +32,7 @@ struct {
     std::vector<server_passes_prompt> prompts;
     double                            start    = 0.0; // seconds()
     double                            n_before = 0.0; // layers
-    double                            n_layers = 0.0; // that the whole pass computes
+    double                            n_layers = 0.0; // layers of the whole pass
 } g_pass;
 
 } // namespace

@@ -21,9 +21,9 @@ constexpr uint64_t MIB = 1 << 20;
 // Bytes of memory, as measured: for each byte of a string, each value and each message of a conversation that is read,
 // and for each byte of text that is tokenized. A prompt of a request takes some KiB until it is computed.
 constexpr uint64_t STRING_BYTE = 3, VALUE = 60, MESSAGE = 3500, TEXT_BYTE = 64;
-constexpr uint64_t MEDIA_BYTE = 8; // the same of a string that may be an image
+constexpr uint64_t MEDIA_BYTE = 8; // for each byte of a string that may be an image
 constexpr uint64_t PIXEL      = 8; // bytes while an image is decoded; twice that with 16 bits per channel
-constexpr uint64_t SAMPLE = 16, SILENCE = 5 * MIB; // the same of audio, with the half minute that is added
+constexpr uint64_t SAMPLE = 16, SILENCE = 5 * MIB; // for each sample of audio, and for the half minute that is added
 constexpr uint64_t MAX_PROMPTS = 256;
 
 constexpr uint64_t SMALL_TEXT = 4 << 10; // counts nothing

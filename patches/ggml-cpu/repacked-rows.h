@@ -12,14 +12,14 @@
 
 constexpr int GGML_REPACKED_ROWS = 32;
 
-// As ggml_gemv_* for each row: s[i] gets the products of the row vy[i], quantized by itself.
+// ggml_gemv_* for each row: s[i] gets the products of the row vy[i], quantized by itself.
 // REQUIRES: nr is at most GGML_REPACKED_ROWS
 bool ggml_gemv_repacked_rows(enum ggml_type type, int n, float * const * s, const void * vx, const void * const * vy,
                              int nr, int nc);
 
-// The same for one row.
+// ggml_gemv_repacked_rows for one row.
 bool ggml_gemv_repacked_row(enum ggml_type type, int n, float * s, const void * vx, const void * vy, int nc);
 
-// As ggml_gemm_*, for rows quantized by fours.
+// ggml_gemm_* for rows quantized by fours.
 bool ggml_gemm_repacked_rows(enum ggml_type type, int n, float * s, size_t bs, const void * vx, const void * vy, int nr,
                              int nc);
