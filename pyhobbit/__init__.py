@@ -73,7 +73,7 @@ def __getattr__(name: str) -> object:
             try:
                 return getattr(import_module(f"pyhobbit.{module}"), name)
             except ModuleNotFoundError as e:
-                if e.name != "pyhobbit._tables":  # which the build makes
+                if e.name != "pyhobbit._tables":  # the build makes it
                     raise
                 raise ImportError(
                     f"{__path__[0]} holds sources of pyhobbit, no libraries; start Python in another folder"

@@ -71,7 +71,7 @@ class Commands:
         return [*self._commands, "/exit"]
 
     def candidates(self, command: str) -> Sequence[str] | None:
-        """For Terminal."""
+        """Completions of the command's argument, for Terminal; None: paths."""
         if command in ("/save", "/load"):
             return None
         choices = {"/set": settings.names(self._conversation), "/think": ChatConfig.thinks}

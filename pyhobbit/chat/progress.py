@@ -8,7 +8,7 @@ from types import TracebackType
 from pyhobbit.chat.screen import dimmed, has_style, terminal_width
 from pyhobbit.settings.config import counted_tokens, format_duration
 
-_PATIENCE_S = 1.0  # before which nobody asks
+_PATIENCE_S = 1.0  # nobody asks before
 
 
 class Progress:

@@ -30,7 +30,7 @@ _DECODED, _WARM_UP = 64, 32
 _OF_CACHE = ("hit_rate", "bytes_read", "needed_bytes", "stall_share", "of_roof")
 
 Figures = dict[str, float | None]
-"""By what they are called in JSON."""
+"""Figures by JSON key."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -81,12 +81,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **{"formatter_class": HelpFormatter, **_OWN, **named})
 
     def add_argument(self, *names: Any, **named: Any) -> argparse.Action:
-        """As argparse's."""
+        """Declares an option, as argparse does."""
         self.declared.append(super().add_argument(*names, **named))
         return self.declared[-1]
 
     def add_argument_group(self, *arguments: Any, **named: Any) -> Any:
-        """As argparse's."""
+        """Declares a group, as argparse does."""
         group = super().add_argument_group(*arguments, **named)
         declare = group.add_argument
         group.add_argument = lambda *names, **more: self.declared.append(declare(*names, **more))  # type: ignore

@@ -52,7 +52,7 @@ def _table(models: "Sequence[LocalModel]") -> list[str]:
 
 
 def require_model(args: argparse.Namespace) -> None:
-    """As check_model_arguments(). Without a MODEL a terminal is asked which of those here is meant."""
+    """Checks the arguments of a model. Without a MODEL a terminal is asked which of those here is meant."""
     is_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     if args.model is None and args.hf_repo is None and is_terminal:
         args.model = _asked()

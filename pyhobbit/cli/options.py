@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Options that several verbs share. Those of the expert cache come from the engine's table of settings."""
+"""Options that several verbs share. The expert cache's own come from the engine's table of settings."""
 
 import argparse
 import sys

@@ -61,7 +61,7 @@ _PASSED_ON = {
 }
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 _MODEL_FLAGS = ("-m", "--model")
-# With one of these llama-server needs no model ...
+# llama-server needs no model with one of these ...
 _ANSWERS = ("--version", "--usage", "--cache-list", "--completion-bash", "--list-devices")
 # ... or gets it by itself, as with a flag for a model of its choice: --...-default
 _MODEL_FOLDERS = ("--models-dir", "--models-preset")
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_batch_argument(parser)
     add_setting_arguments(parser)  # llama-server's own --device is -dev
     add_paper_argument(parser)
-    what = "calibrate on this text while no request is computed, by a quarter of --memory"
+    what = "while idle, calibrate on this text; uses a quarter of --memory"
     parser.add_argument("--calibrate-idle", type=Path, metavar="FILE", help=what)
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():

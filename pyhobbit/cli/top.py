@@ -33,7 +33,7 @@ Sample = Mapping[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("url", nargs="?", metavar="URL", help="address, HOST:PORT or PORT (default: this machine's server)")
-    add("--model", metavar="NAME", help="which model, of a server of several")
+    add("--model", metavar="NAME", help="the model to watch, of a server of several")
     add("--api-key", metavar="KEY", help="key of the server, if it wants one")
     add("--interval", type=float, default=1.0, metavar="S", help="seconds (default: %(default)g)")
     add("--once", action="store_true", help="print one interval and exit")

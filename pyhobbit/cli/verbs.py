@@ -68,7 +68,7 @@ _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
 
 def _parser(arguments: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
-    """That of the command line, and those of the verbs by name. arguments: may ask for the version."""
+    """The parser of the command line, and the verbs' by name. arguments: may ask for the version."""
     parser = Parser(
         prog="pyhobbit",
         usage="%(prog)s COMMAND [...] [options]",

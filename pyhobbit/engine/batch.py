@@ -19,9 +19,9 @@ from pyhobbit.native.ffi import HostMemory
 from pyhobbit.native.machine import available_memory
 from pyhobbit.settings.config import EngineConfig
 
-_MOST_OF_POOLS = 0.1  # that a larger context may take, and a larger pass
+_MOST_OF_POOLS = 0.1  # share that a larger context may take, and a larger pass
 _LEAST_CONTEXT = 256
-_MOST_OF_FREE = 0.5  # that a larger context may take of what a model without a cache leaves
+_MOST_OF_FREE = 0.5  # share of what a model without a cache leaves, for a larger context
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Cache:
         return _fields(CacheInfo, values)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """Those that hold the pools, the CPU among them; none without a cache."""
+        """The devices that hold the pools, the CPU among them; none without a cache."""
         found: list[DeviceInfo] = []
         values = ffi.new("struct hobbit_device_info *")
         while self and lib.hobbit_get_device(self._pointer, len(found), values):

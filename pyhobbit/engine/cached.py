@@ -66,7 +66,7 @@ class CachedModel(Closing):
     def set(self, **settings: float) -> None:
         """Replaces settings of CacheConfig that may change while the model is open, from the next token on.
 
-        Those that are not named keep their values. Raises ConfigError for values that cannot be, HobbitError
+        Others keep their values. Raises ConfigError for values that cannot be, HobbitError
         where the model has no cache, or cannot apply them.
         """
         self._loaded.cache.set(**settings)

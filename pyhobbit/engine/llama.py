@@ -78,7 +78,7 @@ opening = threading.RLock()
 
 @contextlib.contextmanager
 def ctrl_c_waits() -> Iterator[Callable[[], bool]]:
-    """For calls of llama.cpp, whose callbacks cannot raise: KeyboardInterrupt comes at the end.
+    """Delays Ctrl-C in calls of llama.cpp, whose callbacks cannot raise: KeyboardInterrupt comes at the end.
 
     Yields whether Ctrl-C came. In a thread, or with another handler of SIGINT, nothing changes.
     """
@@ -376,7 +376,7 @@ class Context:
             raise HobbitError(reason or f"llama.cpp cannot compute the next token: {log.reason()}")
 
     def last_logits(self, n: int = 1) -> np.ndarray:
-        """Those of the last computation, which computed n: float32 [n, n_vocab], valid until the next one."""
+        """Logits of the last n tokens computed: float32 [n, n_vocab], valid until the next computation."""
         return np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), (n, self.model.n_vocab()))
 
     def extend(self, tokens: Sequence[int], position: int, sequences: Sequence[int]) -> np.ndarray:

@@ -33,7 +33,7 @@ from pyhobbit.settings.table import RESEARCH
 PROMPTS = ("The ", "In the year 1969 ", "def main(", "Dear ", "1, 2, 3, ")
 TEXT_TOKENS = 48  # a longer text may run in circles
 _TEXTS, _STEADY = 3, 0.95  # at least so many; one above this share of the best is no faster
-_MOST_S = 40.0  # after which no text begins
+_MOST_S = 40.0  # no text begins later
 _ALL_LAYERS = 0x7FFFFFFF
 _LEFT_BEHIND = 256 << 20  # bytes that measuring may leave in this process
 _now = time.perf_counter

@@ -26,7 +26,7 @@ from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_
 _CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
 _SHORT = "memory budget"  # the engine's errors about host memory name it
 _PREDICTOR_BYTES = 2  # bytes of a router's weight in the predictor's copy
-_GAIN_BYTES = 4  # likewise of a norm's gain
+_GAIN_BYTES = 4  # bytes of a norm's gain in the predictor's copy
 
 
 @dataclass(frozen=True)

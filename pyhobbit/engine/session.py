@@ -56,7 +56,7 @@ class Session(Closing):
             stack.pop_all()
 
     def replace_context(self, set_context: SetContext) -> None:
-        """With another one, of a simulated session. Raises HobbitError."""
+        """Replaces the simulated session's context. Raises HobbitError."""
         with opening, ctrl_c_waits():
             context = Context(self.model, set_context, lambda: False)
             self.context.close()

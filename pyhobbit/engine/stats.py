@@ -68,7 +68,7 @@ class ModelInfo(CacheInfo):
 
     @property
     def n_high_experts(self) -> int:
-        """Those of them that have a high version."""
+        """Experts that have a high version."""
         return self.n_all_experts - self.n_absent_high
 
     @property
@@ -79,7 +79,7 @@ class ModelInfo(CacheInfo):
 
     @property
     def pools(self) -> list["Pool"]:
-        """That of experts in high precision and, where there is one, that of the low tier."""
+        """The pool of experts in high precision and, where there is one, the low tier's."""
         return [
             Pool("high", self.pool_slots_high, self.n_high_experts, self.pool_bytes_high),
             Pool("low", self.pool_slots_low, self.n_all_experts, self.pool_bytes_low),
@@ -127,15 +127,15 @@ class Stats:
     peak_rss_bytes: int
     """The most memory that the process has had resident."""
     answers: int = 0
-    """Those with at least one token."""
+    """Answers with at least one token."""
     prompt_tokens: int = 0
     """All tokens of the prompts."""
     prompt_tokens_evaluated: int = 0
-    """Those of them that were computed, because they were not in the KV cache."""
+    """Prompt tokens computed; the others were in the KV cache."""
     generated_tokens: int = 0
     """Tokens of the answers."""
     decoded_tokens: int = 0
-    """The same without the first token of each answer."""
+    """Generated tokens after the first of each answer."""
     first_tokens_s: float = 0.0
     """Seconds from the prompts to the first tokens."""
     decode_s: float = 0.0
@@ -143,7 +143,7 @@ class Stats:
     drafted_tokens: int = 0
     """Tokens that were computed ahead."""
     accepted_tokens: int = 0
-    """Those of them that were right."""
+    """Drafted tokens that the model accepted."""
 
     def since(self, earlier: "Stats") -> "Stats":
         """Counters since `earlier` of the same engine; sizes and load_s are the present ones."""

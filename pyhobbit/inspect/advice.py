@@ -85,7 +85,7 @@ def gpu_text(devices: Collection[str] | None) -> str:
 
 
 def planned_gpu_text(plan: MemoryPlan) -> str:
-    """The same of a plan."""
+    """Text about the GPUs of a plan."""
     return gpu_text([each.name for each in plan.devices] if plan.info.cached else None)
 
 

@@ -61,7 +61,7 @@ def forecast(model: ModelFile, config: EngineConfig, plan: MemoryPlan, speed: Sp
 
 
 def lines(found: Forecast) -> list[str]:
-    """For people."""
+    """The forecast as lines for people."""
     most = max(point.speed for point in found.by_memory)
     texts = ["memory          token/s   experts in memory"]
     for point in found.by_memory:

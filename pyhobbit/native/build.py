@@ -10,7 +10,7 @@ from typing import Any
 
 from cffi import FFI
 
-# In the order of hobbit_setting_type: its name, the type in Python, and how a default is read.
+# Rows in the order of hobbit_setting_type: its name, the type in Python, and how a default is read.
 _KINDS = (
     ("number", "float", float),
     ("count", "int", int),
@@ -20,7 +20,7 @@ _KINDS = (
     ("text", "str", str),
     ("path", "Path", str),
 )
-# In the order of hobbit_counter_kind: its name, the type in Python and its zero.
+# Rows in the order of hobbit_counter_kind: its name, the type in Python and its zero.
 _COUNTERS = (("count", "int", 0), ("seconds", "float", 0.0), ("state", "int", 0))
 
 # Structures of the headers that Python has as dataclasses, and the types of their fields there.
@@ -131,7 +131,7 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
 
 
 def _fields(ffi: FFI, header: str, struct: str) -> Iterator[tuple[str, str, object, str | None]]:
-    """Those of a structure, with the comments behind them."""
+    """Fields of a structure, with their comments."""
     (body,) = re.findall(rf"^struct {struct} \{{\n(.*?)^\}};", header, re.DOTALL | re.MULTILINE)
     comments = dict(re.findall(r"(\w+); +// (.*)", re.sub(r"\n +// ", " ", body)))
     for name, field in ffi.typeof(f"struct {struct}").fields:

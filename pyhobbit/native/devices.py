@@ -36,7 +36,7 @@ def _function(library: str, name: str, result: type, *arguments: type) -> "ctype
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Those of this machine, and of the RPC servers that were added."""
+    """GPUs of this machine, and of the RPC servers that were added."""
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     n_devices = _function("ggml", "ggml_backend_dev_count", ctypes.c_size_t)()
     at = _function("ggml", "ggml_backend_dev_get", pointer, ctypes.c_size_t)

@@ -29,7 +29,7 @@ available_memory: Callable[[], int] = lib.hobbit_available_memory
 def memory_turn(keep_going: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Programs that plan with what is free, and take it, do so one after the other: see hobbit_take_turn.
 
-    After a minute this one goes on beside the other. A terminal is told why it waits. Raises
+    This one goes on after a minute, beside the other. A terminal is told why it waits. Raises
     KeyboardInterrupt if keep_going() is False meanwhile.
     """
     start, waited_s = time.monotonic(), 0.0

@@ -134,7 +134,7 @@ def _chunks(
         )
     n = min(len(chunks), config.max_chunks)
     chunks = [chunks[i * len(chunks) // n] for i in range(n)]
-    return [*chunks[::2], *chunks[1::2]] if config.n_check(n) else chunks  # those that check come last
+    return [*chunks[::2], *chunks[1::2]] if config.n_check(n) else chunks  # the ones that check come last
 
 
 def _measurements(
@@ -195,7 +195,7 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
         else:
             found.by_rule[rule] = cheapest(fit, known.bound)
         loose = known.bound.scaled(_FAST)
-        if rule != "gate":  # whose search takes long, and has seen some that are beyond the limit
+        if rule != "gate":  # its search takes long, and has seen some that are beyond the limit
             cheapest(fit, loose)
         within = (each for each in fit.measured.values() if loose.holds(each))
         found.fast[rule] = min(within, key=lambda each: each.bytes_per_token)

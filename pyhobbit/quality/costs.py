@@ -29,7 +29,7 @@ class CostRuns:
     memo: Memo = measure_now
 
     def by_layer(self) -> Costs:
-        """Costs of all layers. Those that do not run are never low nor skipped. Raises HobbitError."""
+        """Costs of all layers. Layers that do not run are never low nor skipped. Raises HobbitError."""
         n_layers = self.evaluator.info.n_layers
         found = np.full((2, n_layers), math.inf)
         for i, layer in enumerate(self.seen.layers):

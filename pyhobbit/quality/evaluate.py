@@ -30,7 +30,7 @@ Progress = Callable[[int], object]
 """Told how many tokens have been computed since the last call."""
 
 CONFIDENCE = 0.95
-"""That a mean over all text of the kind is at most what a Quality says."""
+"""Confidence level of a Quality's upper bound."""
 
 Memo = Callable[[str, Callable[[], "Quality"]], "Quality"]
 """Gives what is known under a name, or measures it."""

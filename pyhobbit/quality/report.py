@@ -52,7 +52,7 @@ class CalibrationReport:
         return {name: _for_json(value) for name, value in values.items()}
 
     def summary(self) -> str:
-        """For people."""
+        """The report as lines for people."""
         text = f"text         {self.n_tokens} tokens in {self.n_chunks} parts"
         return "\n".join([text, *self._quality_lines(), *self._cache_lines()])
 

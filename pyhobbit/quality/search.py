@@ -64,7 +64,7 @@ class Bound:
         return self.scaled(_MARGIN * min(ratios, default=1.0))
 
     def scaled(self, factor: float) -> "Bound":
-        """One of so many times its limits."""
+        """This bound with its limits multiplied by factor."""
         increase, kl = (limit and factor * limit for limit in (self.max_increase, self.max_kl))
         return Bound(increase, kl, self.is_sure)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Which experts the routers choose: recorded, observed, replayed, analysed."""
+"""The experts that routers choose: recorded, observed, replayed, analysed."""

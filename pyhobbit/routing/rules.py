@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which precision the rules choose for each use of an expert, computed from gate weights as the engine does.
+"""The precision that rules choose for each use of an expert, computed from gate weights as the engine does.
 
 Pure: arrays in, arrays out. K: experts used per token, in any order.
 """

@@ -123,7 +123,7 @@ class Simulation:
     paths: tuple[int, ...] = ()
 
     def with_slots(self, capacity: float, low_share: float | None) -> "Simulation":
-        """With pools as of pool_slots(); the low one where the rule uses low precision."""
+        """Gets pools as of pool_slots(); the low one where the rule uses low precision."""
         if self.t1 == 1 and self.price == 0:
             low_share = 0.0
         n_all, low_cost = self.n_layers * self.n_experts, self.bits_low / self.bits_high
