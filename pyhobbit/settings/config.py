@@ -152,7 +152,7 @@ class SamplingConfig:
     top_p: float = 0.95
     """Tokens are drawn from the most probable ones that sum to this probability; 1 takes all."""
     min_p: float = 0.05
-    """Least probability, relative to the most probable token's; 0 takes all."""
+    """Smallest probability, relative to the most probable token's; 0 takes all."""
     repeat_penalty: float = 1.0
     """Above 1 it makes the answer's last `repeat_last_n` tokens less probable."""
     seed: int | None = None
@@ -220,7 +220,7 @@ class EngineConfig:
     cache_type_k: str = "f16"
     """Type of the keys in the KV cache, one of `kv_types`."""
     cache_type_v: str = "f16"
-    """Likewise of the values."""
+    """Type of the values in the KV cache, one of `kv_types`."""
     shares_context: bool = True
     """Texts that are computed together take cells of the context as they need them, not in equal parts."""
     overrides: Mapping[str, Setting] = field(default_factory=dict)
@@ -259,7 +259,7 @@ class EngineConfig:
 
     @property
     def cache_types(self) -> tuple[str, str]:
-        """Those of keys and values."""
+        """The types of keys and values."""
         return self.cache_type_k, self.cache_type_v
 
     def context_tokens(self, trained: int) -> int:
@@ -275,7 +275,7 @@ class EngineConfig:
 
     @classmethod
     def computing_threads(cls, given: int | None) -> int:
-        """As many as given; None takes one per core that the process may use, as far as ggml can."""
+        """Threads as given; None takes one per core that the process may use, as far as ggml can."""
         return given or min(processor_cores(), cls.max_threads)
 
 
@@ -319,7 +319,7 @@ class ChatConfig:
             _require(folder.is_dir(), f"--stats-json: the folder {folder} does not exist; create it first")
 
     def sampling_of(self, metadata: Callable[[str], Any]) -> SamplingConfig:
-        """With the model's own values. metadata: of its file, by key; None for none. Raises ConfigError."""
+        """Takes the model's own values. metadata: of its file, by key; None for none. Raises ConfigError."""
         own = {name: metadata(key) for name, key in SAMPLING_KEYS.items() if name not in self.given}
         values = {name: float(f"{float(each):.6g}") for name, each in own.items() if each is not None}
         kinds = {name: type(getattr(self.sampling, name)) for name in values}
@@ -376,7 +376,7 @@ class CalibrationConfig:
 
     default_ppl_increase: ClassVar[float] = 0.01
     min_chunks: ClassVar[int] = 4
-    min_checked: ClassVar[int] = 8  # from which on every second chunk checks what the others are fitted to
+    min_checked: ClassVar[int] = 8  # with so many every second chunk checks what the others are fitted to
     min_n_ctx: ClassVar[int] = 3  # the last token is scored
     all_rules: ClassVar[tuple[str, ...]] = ("gate", "price", "edgemoe")
 
@@ -402,5 +402,5 @@ class CalibrationConfig:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """To try."""
+        """Rules to try."""
         return (self.rule,) if self.rule else ("gate", "price")
