@@ -38,7 +38,7 @@ from pyhobbit.model.labels import is_first, is_model, matching, the_one
 from pyhobbit.model.names import COMPANIONS, parse_repository
 from pyhobbit.settings.config import format_size
 
-# As in llama.cpp: the first of these that a repository has is taken where no QUANT is named.
+# The first of these that a repository has is taken where no QUANT is named, as in llama.cpp.
 _DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 _HEAD_STEP, _MAX_HEAD = 1 << 20, 1 << 26  # bytes; the header holds the vocabulary
 _CHECKPOINT = re.compile(r"[^/]+\.(json|model|txt|jinja|tiktoken)")
@@ -208,7 +208,7 @@ def _link(path: Path, link: Path) -> Path:
 
 
 #
-# which files
+# the files to download
 #
 
 

@@ -33,7 +33,7 @@ class LocalModel:
 
 
 def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
-    """By name. cache: default as huggingface_hub's, which HF_HOME changes."""
+    """Models by name. cache: default as huggingface_hub's, which HF_HOME changes."""
     models = []
     for repo in _repositories(cache):
         files = _files(repo)

@@ -15,7 +15,7 @@ QUANT = re.compile(rf"(?<![^\W_])(?:(?:UD|i1?)-)?{_QUANT}", re.IGNORECASE)
 EXACT = "-exact"
 """Ends a model's second name, under which a server answers in high precision alone."""
 
-# By the place of a mark: "M-imatrix-Q4_K_M" and "M-mtp-Q6_K" are models.
+# The place of a mark decides: "M-imatrix-Q4_K_M" and "M-mtp-Q6_K" are models.
 _DRAFT = r"(?:mtp|eagle3?|dflash|dspark|draft)(?![^\W_]).*"
 _PROJECTOR = rf"mmproj(?![^\W_]).*|.*(?<![^\W_])mmproj(?:[-_.](?:model|{_QUANT}))*"
 _MATRIX = rf"imatrix(?![^\W_]).*|.*\.imatrix|(?!.*{QUANT.pattern}).*[-_]imatrix"

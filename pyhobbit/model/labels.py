@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which model of a repository a user means: for all verbs the same, before and after the download."""
+"""The model of a repository that a user means: one for all verbs, before and after the download."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -84,7 +84,7 @@ class ModelFile:
         return max(self.key("expert_shared_count", 0), any("_shexp." in name for name in self.tensors))
 
     def routed_tensors(self) -> list[TensorInfo]:
-        """Those of the routed experts under llama.cpp's own names."""
+        """Tensors of the routed experts under llama.cpp's own names."""
         return [tensor for tensor in self.tensors.values() if routed_part(tensor.name)]
 
     @property

@@ -25,7 +25,7 @@ def _ollama_folders() -> list[Path]:
 
 
 def lm_studio_folders() -> list[Path]:
-    """Those in which it keeps models, PUBLISHER/NAME/FILE.gguf."""
+    """Folders in which LM Studio keeps models, PUBLISHER/NAME/FILE.gguf."""
     return [Path.home() / ".lmstudio/models", Path.home() / ".cache/lm-studio/models"]
 
 

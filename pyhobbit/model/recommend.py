@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which quantisation of a repository suits this machine, from the sizes of its files and the header of one.
+"""The quantisation of a repository that suits this machine, by the sizes of its files and a header.
 
 The speed is an estimate: a token reads its weights from memory, and those of its experts that are not there
 from the disk. With a share s of the experts in memory, (1 - s) ** 2 of the reads are such: even use of all
@@ -115,7 +115,7 @@ def _disk_speed() -> float:
 
 
 def weights_of(files: Sequence[GgufFile], size: float) -> Weights:
-    """Those that the headers of a model's files of `size` bytes tell; of a dense one without experts."""
+    """Weights by the headers of a model's files of `size` bytes; a dense one has no experts."""
     keys = files[0].metadata
     used = next((keys[key].value() for key in keys if key.endswith(".expert_used_count")), 0)
     tensors = [tensor for file in files for tensor in file.tensors]
