@@ -12,7 +12,7 @@ from pyhobbit.engine.llama import log
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import llama
 
-# From token ids and scores to new scores.
+# Makes new scores from token ids and scores.
 Processor = Callable[[Any, Any], Any]
 
 

@@ -319,7 +319,7 @@ class Hobbit(CachedModel, _Llama):
         return super()._init_sampler(*args, logits_processor=guarded, **kwargs)  # type: ignore[misc]
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """As in Llama. Raises what a logits processor raises, and HobbitError where nothing was computed."""
+        """Llama's own. Raises what a logits processor raises, and HobbitError where nothing was computed."""
         with self._turns.alone():
             idx = kwargs.get("idx")
             row = -1 if idx is None else idx - self.n_tokens
@@ -340,7 +340,7 @@ class Hobbit(CachedModel, _Llama):
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """As in Llama. Raises HobbitError, also a ValueError, for an id that the vocabulary does not have."""
+        """Llama's own. Raises HobbitError, also a ValueError, for an id that the vocabulary does not have."""
         self._check_ids(tokens)  # prev_tokens may hold places of an image, which have no ids
         given: Any = {"tokens": tokens, "prev_tokens": prev_tokens, "special": special}  # it takes sequences
         return super().detokenize(**given)
@@ -360,17 +360,17 @@ class Hobbit(CachedModel, _Llama):
         return (output, n_tokens) if return_count else output
 
     def reset(self) -> None:
-        """As in Llama: the next tokens begin a text."""
+        """The next tokens begin a text, as in Llama."""
         with self._turns.alone():
             super().reset()
 
     def save_state(self) -> "LlamaState":
-        """As in Llama: what load_state() goes back to."""
+        """The state that load_state() goes back to, as in Llama."""
         with self._turns.alone():
             return super().save_state()
 
     def load_state(self, state: "LlamaState") -> None:
-        """As in Llama: goes back to what save_state() returned.
+        """Goes back to what save_state() returned, as in Llama.
 
         Raises HobbitError, and holds no tokens, where another model or context wrote it.
         """
@@ -390,7 +390,7 @@ class Hobbit(CachedModel, _Llama):
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        """As in Llama: yields token after token of the continuation.
+        """Yields token after token of the continuation, as in Llama.
 
         Raises HobbitError: the engine failed, or another answer was begun before this one had ended.
         """

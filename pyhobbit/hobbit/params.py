@@ -73,7 +73,7 @@ def set_own(params: Any, arguments: Mapping[str, Any]) -> None:
     """Where a Hobbit's context differs from that of a Llama with the same keywords."""
     n_read = _logits_read(arguments)
     if n_read is not None:
-        # Those of n_batch would take memory from the experts.
+        # Logits of n_batch tokens would take memory from the experts.
         params.n_outputs_max = n_read
     params.n_rs_seq = n_drafts(arguments)
     if arguments["flash_attn"] is None:
