@@ -81,7 +81,7 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
 
 def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:
     """Converts the checkpoint to one GGUF. `progress` is called with bytes written. Raises HobbitError."""
-    name = output.name.replace("{", "{{").replace("}", "}}")  # which the converter takes as a template
+    name = output.name.replace("{", "{{").replace("}", "}}")  # the converter takes it as a template
     arguments = [_SCRIPT, folder, out_type, _YES_NO[has_mtp], _CONVERTER, output.with_name(name)]
     _run(list(map(str, arguments)), folder, output, progress)
 

@@ -145,7 +145,7 @@ def _least_sensitive(model: _Experts, divergences: Sequence[float], share: float
 
 
 def _within_limit(model: _Experts, divergences: Sequence[float], price: float) -> list[_Expert]:
-    """Those that the calibrated static widths keep low, as the rule edgemoe decides. Raises HobbitError."""
+    """Experts that the calibrated static widths keep low, as the rule edgemoe decides. Raises HobbitError."""
     low, high = (sum(tensor.nbytes for tensor in tier.values()) for tier in (model.low, model.high))
     most = price * (1 - low / high)
     dropped = [expert for expert, place in model.places.items() if divergences[place] < most]

@@ -25,7 +25,7 @@ _MOST_RENAMED = 0.01  # share of the tokens
 _GATE_UP = re.compile(r"(blk\.\d+\.ffn_)(gate|up|gate_up)(_exps\.weight)")
 _SHARED = re.compile(r"blk\.\d+\.(ffn_gate_inp\.\w+|exp_probs_b\.bias|ffn_\w+_exps\.(bias|scale))")
 _ROUNDING = 0.002  # relative error of values rounded to 16 bits
-_COARSE_ROUNDING = 0.02  # the same for 8 bits
+_COARSE_ROUNDING = 0.02  # relative error of values rounded to 8 bits
 _FLOATS = ("f32", "f16", "bf16")
 
 

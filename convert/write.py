@@ -55,7 +55,7 @@ class Piece:
         """Where in the output's data what becomes of the piece in one of its targets lies: start and size."""
         # A piece that is not only copied is whole rows, so this is exact.
         if target.experts is not None:
-            n_before = self.expert - target.experts.index(self.expert)  # that the target lacks
+            n_before = self.expert - target.experts.index(self.expert)  # experts it lacks
             slice_bytes = self.source.nbytes // self.source.ne[2]
             return target.offset + self.start - n_before * slice_bytes, self.size
         start, end = (n * target.nbytes // self.source.nbytes for n in (self.start, self.start + self.size))
