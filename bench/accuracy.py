@@ -88,7 +88,7 @@ def arms(model: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def overrides(settings: Mapping[str, Any]) -> str:
-    """For --override-kv."""
+    """The settings as --override-kv takes them."""
     given = {"enable": True, **settings}
     texts = (f"{key}={_TYPES.get(type(value), 'str')}:{str(value).lower()}" for key, value in given.items())
     return ",".join(f"hobbit.{text}" for text in texts)

@@ -9,7 +9,7 @@ Each server runs in a memory cgroup with an empty page cache, and answers client
   mixed  lengths that a public service recorded (Azure's conversations of 2023), halved: questions, a
          document, an agent that sends its long prefix again, one that leaves; with the most clients alone
   long   a short answer, during which another client sends a prompt of --prompt tokens
-Texts are greedy. Those of each client are compared with those that it gets alone: kernels that add in another
+Texts are greedy. Each client's are compared with those that it gets alone: kernels that add in another
 order for several tokens let near ties of random weights fall otherwise, in stock as in ours.
 """
 

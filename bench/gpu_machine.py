@@ -51,7 +51,7 @@ PLACED, OWN, PRICED = ("stock", "stock-fit"), ("stock", "ours-auto"), ("ours-eq2
 STOCK = (*PLACED, "stock-repacked", "demand")
 TIER = ("--low", "q2_k")
 LOW = ("demand-rank", "hobbit-cooperative-2", *(f"hobbit-gpu-{n}" for n in range(4)))
-NOT_MODELLED = ("stock-repacked", *LOW)  # which knows one precision and layout
+NOT_MODELLED = ("stock-repacked", *LOW)  # the model knows one precision and layout
 RUNS = (
     Run("many small experts", 9, *SMALL, SHARES, (*STOCK, *MODES), (*TOKENS, *PROMPT, "128")),
     Run("newer llama.cpp", 3, *SMALL, SHARES, ("stock", "stock-cache"), (*TOKENS, *PROMPT), ("newer",)),

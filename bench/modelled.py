@@ -156,7 +156,7 @@ def lines(args: Namespace) -> list[dict[str, Any]]:
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """For people."""
+    """The results as a table for people."""
     title = "modelled: {prices}, {shape}, {layers} layers, share {share:g}".format_map(found[0])
     rows = []
     for line in found:

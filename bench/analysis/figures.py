@@ -24,7 +24,7 @@ MAX_AHEAD = 4
 def importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, float]:
     """How well |G| stands for |G E(x)|: Pearson's r by layer and overall (Fig. 5a).
 
-    By layer: [L], NaN where a value does not vary. Overall: of values divided by their layer's mean, as
+    The former is [L], NaN where a value does not vary, the latter of values divided by their layer's mean, as
     magnitudes grow with depth.  weights, output_norms: [T, L, K].
     """
     gate, contribution = relative_importance(weights, output_norms)
@@ -153,7 +153,7 @@ def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
 def preference(
     experts: np.ndarray, sequences: np.ndarray, n_experts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which experts each sequence prefers (Fig. 10b).
+    """The experts that each sequence prefers (Fig. 10b).
 
     Returns frequencies [S, L, E], shares of a sequence's selections in a layer, S sequences in the order of
     their first tokens; distances [L], shares of selections by which a sequence's use differs from the use of

@@ -47,4 +47,4 @@ LISTED: Mapping[str, tuple[str, str]] = {
     "DAOP Fig. 5": ("routing", "84.1 % one layer ahead"),
     "DAOP Fig. 9": ("", _ON_GPU),
 }
-"""By name: part and what the paper shows, or "" and why no part makes it."""
+"""Figures by name: part and what the paper shows, or "" and why no part makes it."""

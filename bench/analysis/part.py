@@ -115,7 +115,7 @@ def seconds(in_batches: float = 0, alone: float = 0, opened: float = 1) -> Secon
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it: NaN becomes None, and numbers keep five digits."""
+    """The value as JSON holds it: NaN becomes None, and numbers keep five digits."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -211,7 +211,7 @@ def _per_expert(run: Run) -> float:
 
 
 def _tasks_seconds(run: Run) -> float:
-    """By 100 tokens in batches for a choice; answers of GSM8K take 200 alone."""
+    """Counts 100 tokens in batches for a choice, and 200 alone for an answer of GSM8K."""
     alone = sum(200 if accuracy.kind_of(path) == "gsm8k" else 0 for path in run.tasks)
     per_task = alone * run.costs["token_s"] + 400 * len(run.tasks) * run.costs["batch_token_s"]
     return 8 * run.n_tasks * per_task

@@ -206,7 +206,7 @@ def beams(run: Run) -> list[Figure]:
 
 
 def stock(run: Run) -> list[Figure]:
-    """Beside unpatched llama.cpp, each in a memory cgroup."""
+    """Speed beside unpatched llama.cpp, each in a memory cgroup."""
     n_bytes = sum(part.size for part in model_parts(run.model))
     bound = n_bytes - (1 - SHARE) * run.expert_bytes if run.memory is None else run.memory
     share = min(1.0, bound / n_bytes)

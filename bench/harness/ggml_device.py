@@ -66,7 +66,7 @@ class GgmlDevice:
         return self._function(f"ggml_backend_dev_{what}", ctypes.c_char_p, _POINTER)(device).decode()
 
     def description(self) -> str:
-        """For people."""
+        """ggml's name of the device for people."""
         return self._text("description", self.pointer)
 
     def _cpu_buffer_type(self) -> int:

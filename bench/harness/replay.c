@@ -75,7 +75,7 @@ static const char * check(const struct hobbit_replay * replay, const struct ggml
     return NULL;
 }
 
-// From the first to the last value, of 4 bytes each. Rows need not be contiguous.
+// Bytes from the first to the last value, of 4 bytes each. Rows need not be contiguous.
 static size_t span_of(const struct ggml_tensor * tensor) {
     return 4 + (size_t) (tensor->ne[0] - 1) * tensor->nb[0] + (size_t) (tensor->ne[1] - 1) * tensor->nb[1];
 }

@@ -43,7 +43,7 @@ class Results:
         return median(known) if known else None
 
     def _of_roof(self, record: Record) -> float | None:
-        """With the disk's speed beside this repetition."""
+        """The share of the roof by the disk's speed beside this repetition."""
         resident = self.median((None, _RESIDENT), _get("tokens_per_second"))
         missed_bytes = _missed_bytes(record)
         bandwidth = record["disk_bytes_per_second"]
@@ -67,7 +67,7 @@ class Results:
     def cells(self, key: Key) -> dict[str, str]:
         """Medians over an arm's repetitions at one limit, by column; a dash where there is no such figure.
 
-        least - most: of the tokens per second.  kept: share of the decode speed of stock llama.cpp with
+        range: least - most tokens per second.  kept: share of the decode speed of stock llama.cpp with
         everything in memory.  to stock: the decode speed by that of stock under the same limit.
         first token: seconds, GB read meanwhile, and the time by stock's under the same limit, below 1 where
         this is sooner.  roof: share of what compute or the disk allow, whichever allows less.
@@ -119,7 +119,7 @@ def _ratio(value: float | None, to: float | None) -> float | None:
 
 
 def _missed_bytes(record: Record) -> float | None:
-    """Per token. Bytes of unused prefetches do not count."""
+    """Bytes read per token, without those of unused prefetches."""
     counters = record["counters"]
     if not counters:
         return None

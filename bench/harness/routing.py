@@ -93,7 +93,7 @@ def _tables(trace: "Trace") -> tuple[NDArray[np.int32], NDArray[np.float32]]:
 
 
 def _renaming(layer: int, n_from: int, n_to: int) -> NDArray[np.int32]:
-    """Which expert stands for each of the trace's: itself where both have as many."""
+    """The expert that stands for each of the trace's: itself where both have as many."""
     if n_from == n_to:
         return np.arange(n_to, dtype=np.int32)
     order = np.random.default_rng([_SEED, layer]).permutation(max(n_from, n_to))

@@ -189,7 +189,7 @@ def run_turn(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
 
 
 def _run_limited(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
-    """With an empty page cache at its start."""
+    """Runs an arm within its limit, with an empty page cache at its start."""
     arm = turn.arm
     size = config.model_bytes
     limit = None if turn.limit is None else int(size * turn.limit)
@@ -365,7 +365,7 @@ def require_file(path: Path) -> None:
 
 
 def resolved(config: BenchConfig) -> BenchConfig:
-    """With absolute paths. Raises HobbitError for a file that is not there."""
+    """The configuration with absolute paths. Raises HobbitError for a file that is not there."""
     for path in filter(None, (config.model, config.low, config.trace)):
         require_file(path)
     return replace(config, model=config.model.absolute(), low=config.low and config.low.absolute())
