@@ -1,25 +1,36 @@
 # SPDX-License-Identifier: MIT
-"""Refuses sentences that begin with Of, What, Who, Whether or None and are no question: part of `make lint`.
+"""Refuses sentences that begin like a part of one and are no question: part of `make lint`.
 
 Reads comments, docstrings, help texts and documents of the files that git tracks.
-Usage: python docs/openings.py [--count] [FOLDER or FILE...]
+Usage: python docs/openings.py [FOLDER or FILE...]
 """
 
-import argparse
 import ast
 import io
 import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from sentences import SENTENCE_END, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-OPENING = re.compile(r"\W*(of|what|who|whether|none)\b(?![=.(:'\"|\]])", re.IGNORECASE)
+LINKS = "after|as|at|before|behind|beside|by|for|from|in|on|per|to|under|while|with|within|without"
+OPENING = re.compile(
+    r"\W*((of|what|who|whether|none|which|whose|likewise)\b(?![=.(:'\"|\]])"
+    rf"|(those|that) (of|that|with|in|to|an?|the)\b|({LINKS}) (what|which|whose|another one)\b"
+    r"|the same( (as|of|for|in|with|without)\b|[.,;:]|$)|least (?!recently|frequently)|one of so many"
+    r"|the right to)|.*(without whose|, by an? (half|quarter) of)\b",
+    re.IGNORECASE,
+)
+# the first sentence of a comment or docstring that begins without a verb, as "By name."
+FRAGMENT = re.compile(
+    rf"\W*(?=(?-i:[A-Z]))({LINKS})\b(?! (most|least|short)\b|[^.:;]*, (?!of|not|or))"
+    r"(?![^.:;]*\b(is|are|was|were|has|have|had|does|do|can|may|must|will)\b)[^.:;]{0,45}[.:;]",
+    re.IGNORECASE,
+)
 LITERAL = r'"((?:[^"\\\n]|\\.)*)"'
 WITH_HASHES = re.compile(
     r"(Makefile|CMakeLists\.txt|Dockerfile|(^|/)\.ci/\w+|\.(cmake|lock|service|sh|toml|txt|ya?ml))$"
@@ -85,8 +96,9 @@ def python(text: str) -> Iterator[Block]:
                 docstrings.add(node.body[0].value)
                 for part in re.split(r"\n\s*\n", ast.get_docstring(node)):
                     yield node.body[0].lineno, part
-        elif isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
-            yield node.value.lineno, str(node.value.value)
+        elif isinstance(node, ast.keyword | ast.Assign) and isinstance(node.value, ast.Constant):
+            if getattr(node, "arg", "") == "help" or ast.unparse(node).startswith("what = '"):
+                yield node.value.lineno, str(node.value.value)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield from help_text(node.lineno, node.value)
 
@@ -112,24 +124,18 @@ def problems(path: Path) -> Iterator[str]:
     """Yields each refused sentence of a file, with its line."""
     reader = READERS.get(path.suffix) or (with_hashes if WITH_HASHES.search(path.as_posix()) else None)
     for number, block in dict.fromkeys(reader(path.read_text("utf-8")) if reader else ()):
-        for sentence in SENTENCE_END.split(" ".join(block.split())):
-            if OPENING.match(sentence) and not sentence.rstrip("\"')*`").endswith("?"):
+        for i, sentence in enumerate(SENTENCE_END.split(" ".join(block.split()))):
+            is_part = i == 0 and path.suffix != ".md" and FRAGMENT.match(sentence)
+            if (is_part or OPENING.match(sentence)) and not sentence.rstrip("\"')*`").endswith("?"):
                 yield f"{path.relative_to(ROOT)}:{number}: {sentence[:90]}"
 
 
 def main() -> int:
     """Prints the refused sentences; returns 1 if there are any."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*")
-    parser.add_argument("--count", action="store_true", help="print the number per folder")
-    args = parser.parse_args()
-    command = ["git", "-C", ROOT, "ls-files", "-z", *args.paths]
+    command = ["git", "-C", ROOT, "ls-files", "-z", *sys.argv[1:]]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
     found = [problem for name in names if (ROOT / name).is_file() for problem in problems(ROOT / name)]
-    if args.count:
-        counts = Counter("/".join(problem.split(":")[0].split("/")[:-1][:3]) for problem in found)
-        print("\n".join(f"{count:5} {folder or '.'}" for folder, count in sorted(counts.items())))
-    elif found:
+    if found:
         print("\n".join(found), "Begin with the noun that the sentence is about.", sep="\n", file=sys.stderr)
     return int(bool(found))
 

@@ -58,14 +58,12 @@ def _percentile(lengths: list[int], share: float) -> int:
 def main() -> int:
     """Prints a line for each group; returns 1 if --max is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--groups", nargs="+", default=list(_GROUPS), choices=_GROUPS)
     parser.add_argument("--max", type=int, metavar="N", help="largest 90th percentile of a group")
-    parser.add_argument("--root", type=Path, default=_ROOT, metavar="DIR", help="checkout to read")
     parser.add_argument("--files", action="store_true", help="print each file as well")
     args = parser.parse_args()
     exceeded = False
-    for group in args.groups:
-        by_file = {str(path): sentence_lengths(path) for path in sorted(args.root.glob(_GROUPS[group]))}
+    for group, files in _GROUPS.items():
+        by_file = {str(path): sentence_lengths(path) for path in sorted(_ROOT.glob(files))}
         everything = [length for lengths in by_file.values() for length in lengths]
         for name, lengths in {group: everything, **(by_file if args.files else {})}.items():
             middle, high = _percentile(lengths, 0.5), _percentile(lengths, 0.9)

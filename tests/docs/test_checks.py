@@ -46,6 +46,28 @@ def test_sentences_without_a_subject_are_found(
     assert sorted(found) == lines
 
 
+def _pairs(name: str) -> list[list[str]]:
+    """The lines of a table beside this file: a text that is refused, and its rewrite."""
+    lines = Path(__file__).with_name(name).read_text("utf-8").splitlines()
+    return [line.split("\t") for line in lines]
+
+
+@pytest.mark.parametrize(("refused", "taken"), _pairs("sentences.tsv"))
+def test_a_sentence_without_a_subject_is_refused_and_its_rewrite_taken(
+    refused: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openings
+
+    monkeypatch.setattr(openings, "ROOT", tmp_path)
+    texts = {"a.py": '"""{}"""\n', "b.py": 'what = "{}"\n', "a.h": "// {}\nint n;\n"}
+    for name, text in texts.items():
+        if name != "b.py" or refused[0].islower():
+            (tmp_path / name).write_text(text.format(refused), "utf-8")
+            assert len([*openings.problems(tmp_path / name)]) == 1, name
+            (tmp_path / name).write_text(text.format(taken), "utf-8")
+            assert [*openings.problems(tmp_path / name)] == []
+
+
 @pytest.fixture
 def check_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
