@@ -68,6 +68,13 @@ def test_a_sentence_without_a_subject_is_refused_and_its_rewrite_taken(
             assert [*openings.problems(tmp_path / name)] == []
 
 
+@pytest.mark.parametrize(("refused", "taken"), _pairs("titles.tsv"))
+def test_an_unclear_title_is_refused_and_its_rewrite_taken(refused: str, taken: str) -> None:
+    (title,) = re.findall(r"(?m)^regex = (.*)", (ROOT / ".gitlint").read_text("utf-8"))
+    assert not re.search(title, refused)
+    assert re.search(title, taken)
+
+
 @pytest.fixture
 def check_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
