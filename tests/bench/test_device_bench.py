@@ -104,7 +104,7 @@ def test_daop_approximates_where_the_model_routes_by_itself(folder: Path, tmp_pa
 
 
 def test_twiddlers_profile_is_of_tokens_that_are_not_measured(folder: Path, tmp_path: Path, rpc: str) -> None:
-    """Where the model routes by itself."""
+    """The model routes by itself."""
     given = {"limits": 0.5, "reps": 1, "prompts": 4, "tokens": 8, "warm_up": 2, "arms": "ours-twiddler"}
     done = _bench(folder, tmp_path / "out", rpc, **given)
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,7 @@ print(json.dumps(serve._arguments_of_model(args)))
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the decision is kept."""
+    """The folder of the decision."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     return tmp_path / "pyhobbit-placements"
 

@@ -42,7 +42,7 @@ def test_it_is_the_largest_that_leaves_the_experts_nine_tenths(
     assert not any(each.chose_context for each in plans.values())
 
     def chosen(n_free: int) -> int:
-        """Where the share of the pools is little more than what n_free tokens take beyond the least."""
+        """Plans with a share of the pools little above what n_free tokens take beyond the least."""
         share = (costs[n_free] - costs[sizes[0]]) / (8 << 20)
         monkeypatch.setattr(batch, "_MOST_OF_POOLS", 1.1 * share)
         plan = lay_out(model, _config(pools=8 << 20))

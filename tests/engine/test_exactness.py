@@ -106,7 +106,7 @@ def test_prefill_and_the_text_after_it_are_bit_identical(name: str, pools: str) 
 @pytest.mark.parametrize("n_tokens", [513, 1000])
 @pytest.mark.parametrize("name", ["qwen3moe", "tiny-q4_0-repacked"])
 def test_a_long_prompt_in_one_pass_is_bit_identical(name: str, n_tokens: int) -> None:
-    """Where both compute it in one pass: other passes take other kernels in stock, too."""
+    """Both compute it in one pass: other passes take other kernels in stock, too."""
     case = CASES[name]
     plans = {"long": logits.prefill((case.tokens() * 20)[:n_tokens])}
     settings = {"hobbit.enable": True, "hobbit.pools": _pool_bytes(name, "half")}

@@ -189,7 +189,7 @@ class mutator {
     }
 
   private:
-    // Where numbers lie: lengths of texts, and what follows texts.
+    // Offsets of numbers: lengths of texts, and the values after texts.
     static std::vector<size_t> places_of(const std::string & bytes, size_t header) {
         std::vector<size_t> places = { 4, 8, 16 };
         for (size_t at = 24; at + 8 < header; at++) {
