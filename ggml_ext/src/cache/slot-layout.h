@@ -19,7 +19,7 @@ namespace hobbit {
 // Thread-safety: none; constant once the banks are planned.
 class slot_layout {
   public:
-    // Where a part lies in a bank of slots.
+    // The place of a part in a bank of slots.
     struct part_place {
         size_t offset = 0; // offset of the first slot's matrix
         size_t stride = 0; // from slot to slot

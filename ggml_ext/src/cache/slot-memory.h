@@ -50,7 +50,7 @@ class slot_memory {
     uint32_t              number(uint32_t slot) const { return slot % n_numbers(); }
     uint32_t              n_numbers() const { return banks_.slots_per_bank; }
 
-    // Where the loader puts the matrix.
+    // The place at which the loader puts the matrix.
     part_target target(uint32_t slot, expert_id id, part_id part) const;
 
   private:

@@ -137,7 +137,7 @@ const std::vector<hobbit_setting_spec> & core_rows() {
           "faster: over later tokens too (auto), or for this one alone (twiddler)." },
         { "hobbit.placement", "placement", CHOICE, 0, 0, "measured", NONE, "measured cache layers", NONE, false, false,
           NONE,
-          "Where RAM and GPU memory hold the model: the cache, whole layers on the GPU as by llama.cpp's "
+          "If RAM and GPU memory hold the model, use the cache, whole layers on the GPU as by llama.cpp's "
           "--n-cpu-moe, "
           "or the faster one, measured once." },
         { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,

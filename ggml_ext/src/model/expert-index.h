@@ -35,7 +35,7 @@ struct embedding_table {
 // numbered without gaps.
 class expert_index {
   public:
-    // stored_keys: of the settings that files may store.
+    // stored_keys: keys of the settings that files may store.
     explicit expert_index(std::vector<std::string> stored_keys = {}) : stored_keys_(std::move(stored_keys)) {}
 
     // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and every

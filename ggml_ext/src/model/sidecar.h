@@ -15,7 +15,7 @@ bool is_sidecar(const gguf_file & file);
 
 std::string sidecar_base_name(const gguf_file & sidecar);
 
-// Where a file that belongs to a model is looked for: MODEL.gguf and MODEL-00001-of-00003.gguf -> MODEL + suffix.
+// The path at which a file of a model is looked for: MODEL.gguf and MODEL-00001-of-00003.gguf -> MODEL + suffix.
 // A link counts as the file itself: what belongs to the model lies beside the link, under the link's name.
 std::string beside_model(const std::string & model_path, const char * suffix);
 

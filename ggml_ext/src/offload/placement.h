@@ -36,7 +36,7 @@ enum class compute_mode {
 // Thread-safety: none. Pure: no clock.
 class placement {
   public:
-    // kind_bytes: [kind] of an upload. Background uploads take at most upload_share of the time.
+    // kind_bytes: bytes of an upload, [kind]. Background uploads take at most upload_share of the time.
     placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode);
 
     // Places the experts of a layer that computes so many tokens. Experts present on the device stay there, and in

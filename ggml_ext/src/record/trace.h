@@ -64,7 +64,7 @@ class trace_writer {
         uint32_t        step;
     };
 
-    // asked: for which experts the layer has read.
+    // Adds a token's routes. asked: experts that the layer has read for its batch so far.
     status add_token(const layer_report & report, size_t row, const token & at,
                      std::set<std::pair<int32_t, tier_id>> & asked);
 

@@ -58,7 +58,7 @@ class choice_counts {
 // without any are not predicted.
 class path_predictor final : public predictor {
   public:
-    // dictionary_size: in bytes; 0: none.
+    // dictionary_size: bytes of the dictionary; 0: none.
     path_predictor(const predictor_options & options, size_t dictionary_size);
 
     size_t bytes() const override;
