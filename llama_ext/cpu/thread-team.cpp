@@ -28,7 +28,7 @@ constexpr int64_t  delayed_share = 8; // a thread is delayed if it waits for a c
 constexpr int64_t  least_pause   = 200'000'000; // nanoseconds of short spins after a delay
 constexpr int64_t  most_pause    = 3'200'000'000;
 
-int64_t now_ns() { // some nanoseconds long, some milliseconds exact
+int64_t now_ns() { // takes some nanoseconds; exact to some milliseconds
     timespec time;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
     return time.tv_sec * 1'000'000'000LL + time.tv_nsec;

@@ -21,7 +21,7 @@ int64_t server_ollama_idle_ms(int64_t own) {
     return given == NOT_GIVEN ? own : given;
 }
 
-// A number of seconds, or a text like 90s, 5m or 1h30m.
+// Milliseconds of a number of seconds, or of a text like 90s, 5m or 1h30m.
 static int64_t duration_ms(const json & value) {
     const std::string                          text = value.is_string() ? value.get<std::string>() : value.dump() + "s";
     static const std::map<std::string, double> units = {
@@ -138,7 +138,7 @@ struct ollama_res : server_http_res {
         }
     }
 
-    // fields: of the message
+    // A line of the answer. fields: of the message
     json line(const json & fields) const {
         json   out   = { { "model", model }, { "created_at", now() }, { "done", false } };
         json   own   = { { "role", "assistant" }, { "content", "" } };
@@ -155,7 +155,7 @@ struct ollama_res : server_http_res {
         return out;
     }
 
-    // reason: why the answer ends.  t: timings of the server
+    // The last line. reason: why the answer ends.  t: timings of the server
     json last_line(const json & fields, const std::string & reason, const json & t = json::object()) const {
         const auto get = [&](const char * key, double unit) { return int64_t(t.value(key, 0.0) * unit); };
 
