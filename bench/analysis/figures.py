@@ -137,7 +137,7 @@ class Reuse:
 
 
 def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
-    """experts: [T, L, K]; sequences: [T]. Some sequence must have two tokens."""
+    """Experts that the next token uses again. experts: [T, L, K]; sequences: [T], one with two tokens."""
     pairs = np.flatnonzero(sequences[1:] == sequences[:-1])
     now, following = experts[pairs], experts[pairs + 1]
     again = [_overlap(_used(now, layer), _used(following, layer)) for layer in range(experts.shape[1])]

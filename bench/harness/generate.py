@@ -43,7 +43,7 @@ _FREE_BYTES = 64 << 20
 
 
 def model_path(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool = False) -> Path:
-    """Where write_model puts the model; the file name tells what is in it."""
+    """The path of write_model's file, whose name tells what is in it."""
     return folder / f"{name}-{shape.n_layer}x-{kind}{'-holes' * holes}.gguf"
 
 

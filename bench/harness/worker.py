@@ -164,7 +164,7 @@ class Session:
     def append(self, n_tokens: int) -> float:
         """Computes n_tokens more, the logits after the last included; returns the seconds.
 
-        Where the context is full a new sequence begins.
+        A full context begins a new sequence.
         """
         if self._n_past + n_tokens > self.n_ctx:
             self.restart()
