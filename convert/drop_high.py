@@ -159,7 +159,7 @@ def _within_limit(model: _Experts, divergences: Sequence[float], price: float) -
 
 
 def _plan(model: _Experts, kept: Mapping[int, Sequence[int]]) -> Plan:
-    """kept: by layer the experts with a high version, ascending. The low tier gets llama.cpp's own names."""
+    """Plans the file; its low tier gets llama.cpp's own names. kept: high experts by layer, ascending."""
     experts = {*model.high.values(), *model.low.values()}
     others = [tensor for tensor in model.file.tensors if tensor not in experts]
     wanted = [PlannedTensor(tensor.name, tensor.type, RESIDENT, tensor) for tensor in others]

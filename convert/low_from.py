@@ -68,7 +68,7 @@ def _as_laid_out(model: GgufFile, other: GgufFile) -> tuple[TensorInfo, ...]:
 
 
 def _gathered(name: str, sources: list[TensorInfo], rows: float, starts: list[int]) -> TensorInfo:
-    """rows: of the first source's.  starts: in bytes, of an expert in each source."""
+    """A tensor of the sources' rows. rows: share of the first one's.  starts: bytes, of an expert in each."""
     first = sources[0]
     chunks = [
         source.place(expert * (source.nbytes // first.ne[2]) + start)

@@ -52,7 +52,7 @@ class Piece:
     targets: tuple[PlannedTensor, ...]
 
     def place(self, target: PlannedTensor) -> tuple[int, int]:
-        """Where in the output's data what becomes of the piece in one of its targets lies: start and size."""
+        """Start and size, in the output's data, of the bytes that the piece becomes in one of its targets."""
         # A piece that is not only copied is whole rows, so this is exact.
         if target.experts is not None:
             n_before = self.expert - target.experts.index(self.expert)  # experts it lacks
