@@ -282,7 +282,7 @@ def _from_cache(repo: Repo, choose: Callable[[Collection[str]], list[str]], erro
 
 
 def _check_space(repo: Repo, missing: Mapping[str, int]) -> None:
-    """missing: bytes by file."""
+    """Checks that the disk has room. missing: bytes by file."""
     cache = repo.cache or Path(constants.HF_HUB_CACHE)
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     needed, free = sum(missing.values()), shutil.disk_usage(place).free

@@ -20,7 +20,7 @@ _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class LocalModel:
-    """name: what a command takes as MODEL.  path: of its first file.  size: of all its files, in bytes.
+    """A model. name: what commands take as MODEL.  path: of its first file.  size: of all files, in bytes.
 
     last_used: seconds since 1970.  program: that has downloaded it.
     """

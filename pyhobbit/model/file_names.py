@@ -53,15 +53,15 @@ def is_model_file(path: Path) -> bool:
 
 
 def sidecar_path(base: Path) -> Path:
-    """Where the engine looks for the sidecar of a model."""
+    """The path at which the engine looks for the sidecar of a model."""
     return base.with_name(model_stem(base) + ".hobbit.gguf")
 
 
 def calibration_path(base: Path) -> Path:
-    """Where the engine looks for the calibration of a model."""
+    """The path at which the engine looks for the calibration of a model."""
     return base.with_name(model_stem(base) + ".calibration.gguf")
 
 
 def options_path(base: Path) -> Path:
-    """Where a model's own options lie (pyhobbit.model.options_file)."""
+    """The file of a model's own options (pyhobbit.model.options_file)."""
     return base.with_name(model_stem(base) + ".toml")

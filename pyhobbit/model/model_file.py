@@ -149,7 +149,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     files, described = model_files(path, sidecar)
     tiers = read_tiers(described)
     everything = [tensor for file in files for tensor in file.tensors]
-    # those under llama.cpp's own names
+    # tensors under llama.cpp's own names
     tensors = {each.name: each for each in everything if tiers.of(each.name) in (None, tiers.plain)}
     blocks = sorted({part.layer for part in map(routed_part, tensors) if part is not None})
     if not blocks:

@@ -43,7 +43,7 @@ def repository_in(model: str) -> str | None:
 
 
 def _repository_of_page(path: str, address: str) -> str:
-    """path: of the address, behind the host."""
+    """The repository of a page's address. path: of the address, after the host."""
     path = re.sub(r"[?#].*", "", unquote(path)).strip("/")
     if _REPOSITORY.fullmatch(path):
         return path

@@ -38,7 +38,7 @@ _PROBE_BYTES, _READ_BYTES = 1 << 27, 1 << 21
 
 @dataclass(frozen=True)
 class Machine:
-    """memory: bytes that a model may take.  disk: bytes per second that can be read from it."""
+    """This machine. memory: bytes that a model may take.  disk: bytes per second that it reads."""
 
     memory: float
     disk: float
@@ -88,7 +88,7 @@ class Choice:
 
 
 def this_machine(memory: int | None = None, disk: int | None = None) -> Machine:
-    """memory: bytes that a model may take; default by what there is.  disk: bytes per second.
+    """Measures it. memory: bytes that a model may take; default by what there is.  disk: bytes per second.
 
     The disk is measured once; its speed is kept in huggingface_hub's folder. Raises HobbitError.
     """

@@ -83,7 +83,7 @@ def default_low_types(
 
 
 def _default_low_type(tensor: TensorInfo, high: GgmlType, most: float) -> GgmlType:
-    """most: share of the bits of `high`, where the K types do not fit."""
+    """The low type for a high one. most: share of its bits, where the K types do not fit."""
     share = _ABOUT_HALF if tensor.ne[0] % _K_BLOCK == 0 else most
     usable = unweighted_low_types(tensor.ne[0], share * high.bits_per_weight)
     return usable[0] if usable else high
