@@ -27,7 +27,7 @@ Up and Ctrl-R find earlier messages, Tab completes commands and files."""
 
 @dataclass(frozen=True)
 class _Command:
-    """takes: what follows the name, "" for nothing, in brackets where it may be left out."""
+    """A command. takes: what follows the name, "" for nothing, in brackets where it may be left out."""
 
     takes: str
     summary: str

@@ -25,19 +25,19 @@ class Progress:
         self.remove()
 
     def loading(self, name: str, share: float) -> None:
-        """share: of the model that is loaded."""
+        """Shows the share of the model that is loaded."""
         if self._has_taken_long():
             self.show(f"loading {name}: {share:.0%}{self._time_left(share)}")
 
     def reading(self, n_done: int, n_tokens: int) -> None:
-        """n_done: of the prompt's n_tokens that have to be read."""
+        """Shows how many of the prompt's n_tokens, those that have to be read, are read."""
         if self._has_taken_long():
             self.show(
                 f"reading the prompt: {n_done} of {n_tokens} tokens{self._time_left(n_done / n_tokens)}"
             )
 
     def thinking(self, n_tokens: int) -> None:
-        """n_tokens: that the model has thought."""
+        """Shows how many tokens the model has thought."""
         self.show(f"thinking: {counted_tokens(n_tokens)}")
 
     def show(self, text: str) -> None:

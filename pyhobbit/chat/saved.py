@@ -52,7 +52,7 @@ class SavedChat:
 
 
 def state_path(path: Path) -> Path:
-    """Where the KV cache of a saved conversation lies."""
+    """The file of the KV cache of a saved conversation."""
     return path.with_name(path.name + ".kv")
 
 

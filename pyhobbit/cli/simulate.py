@@ -179,7 +179,7 @@ def _run_policies(
 
 
 def _figures(result: "SimulationResult", base: "Simulation") -> dict[str, Any]:
-    """bits_per_token: that were loaded, of one weight in each expert."""
+    """Figures of a replay. bits_per_token: loaded bits of one weight in each expert."""
     high, low, skipped = result.shares
     bits = result.misses_high * base.bits_high + result.misses_low * base.bits_low
     return {

@@ -84,7 +84,7 @@ def _best(hypotheses: Sequence[Hypothesis], n: int) -> list[Hypothesis]:
 def assign(
     parents: Sequence[int], places: Sequence[int], n_places: int
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Where the state of each hypothesis goes, and what has to be copied from which place to which.
+    """The place of each hypothesis's state, and the copies from place to place that this needs.
 
     parents: of each hypothesis.  places: of the parents.  The first hypothesis of a parent takes its place,
     others take places of parents that have none.

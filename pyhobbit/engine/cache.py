@@ -20,7 +20,7 @@ class Cache:
     """Holds a reference until close(). False where the model runs without one, as in stock llama.cpp."""
 
     def __init__(self, model: int | None) -> None:
-        """model: a pointer to llama_model."""
+        """Finds the cache of a model. model: a pointer to llama_model."""
         self._pointer = expert_cache(model)
 
     def __bool__(self) -> bool:
@@ -63,17 +63,17 @@ class Cache:
         lib.hobbit_close_context(context[0])
 
     def set_snapshot_size(self, n_bytes: int) -> None:
-        """hobbit_set_snapshot_size: of what plan_pools() and prepare() plan for."""
+        """Sets the size of snapshots for plan_pools() and prepare(): hobbit_set_snapshot_size."""
         lib.hobbit_set_snapshot_size(self._pointer, n_bytes)
 
     def plan_pools(self, model_bytes: int, n_batch: int) -> PoolPlan:
-        """hobbit_plan_pools: what prepare() would allocate. Raises HobbitError."""
+        """Plans what prepare() would allocate: hobbit_plan_pools. Raises HobbitError."""
         values = ffi.new("struct hobbit_pool_plan *")
         check(lib.hobbit_plan_pools, self._pointer, model_bytes, n_batch, values)
         return PoolPlan(**_fields(PoolPlan, values))
 
     def set_observer(self, observer: Any) -> None:
-        """observer: a cffi callback of type hobbit_observer, or NULL."""
+        """Reports layers to a cffi callback of type hobbit_observer, or to none by NULL."""
         lib.hobbit_set_observer(self._pointer, observer, ffi.NULL)
 
     def stats(self) -> CacheStats:

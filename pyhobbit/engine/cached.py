@@ -18,11 +18,11 @@ class Tally:
         self.counts: Any = Counter()  # whole numbers and seconds
 
     def add_prompt(self, n_tokens: int, n_evaluated: int) -> None:
-        """n_evaluated: those that were computed, because the KV cache did not hold them."""
+        """Counts a prompt. n_evaluated: its tokens that the KV cache did not hold."""
         self.counts.update(prompt_tokens=n_tokens, prompt_tokens_evaluated=n_evaluated)
 
     def add_token(self, seconds: float, is_first: bool) -> None:
-        """seconds: since the prompt for the first token of an answer, else since the previous token."""
+        """Counts a token. seconds: since the prompt for an answer's first one, else since the last one."""
         if is_first:
             self.counts.update(generated_tokens=1, answers=1, first_tokens_s=seconds)
         else:

@@ -146,7 +146,7 @@ class LoadedModel:
         self._piece = ctypes.create_string_buffer(256)
 
     def info(self, n_ctx: int, n_threads: int, memory: int | None) -> ModelInfo:
-        """memory: the bound on the process, in bytes."""
+        """Facts about the opened model. memory: the bound on the process, in bytes."""
         architecture = self.metadata("general.architecture")
         return ModelInfo(
             model=str(self.path),

@@ -176,7 +176,7 @@ def _faster(
 
 
 def _taken(found: Mapping[str, float | None], both: Mapping[str, Placed], plan: MemoryPlan) -> Placed:
-    """found: seconds of a token by placement, None where it cannot be opened; a prompt's where known."""
+    """The faster placement. found: seconds of a token, None if it cannot be opened; a prompt's if known."""
     times = {name: 1e3 * (found[name] or math.inf) for name in both}
     first, second = sorted(times, key=lambda name: times[name])
     text = f"measured faster on {plan.device} than {both[second].name}: {times[first]:.1f} ms a token"

@@ -288,7 +288,7 @@ def check_limit(memory: int | None) -> None:
 
 
 def _bounded(set_context: SetContext, n_ctx: int | None = None) -> SetContext:
-    """n_ctx: tokens of context in place of its own number."""
+    """Refuses a context beyond free memory. n_ctx: tokens of context in place of its own number."""
 
     def fill(params: Any, model: Model) -> None:
         set_context(params, model)

@@ -25,11 +25,11 @@ class TextReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int, is_last: bool) -> Said:
-        """is_last: no further token follows, though the model has not ended its answer."""
+        """The text of a token. is_last: no token follows, though the model has not ended its answer."""
         return Said(self._decoder.decode(self._model.piece(token), is_last))
 
     def end(self, is_complete: bool) -> Said:
-        """is_complete: the model has ended its answer."""
+        """The rest of the text. is_complete: the model has ended its answer."""
         return Said(self._decoder.decode(b"", True))
 
 
@@ -51,7 +51,7 @@ class ChatReader:
         self._said = Said()
 
     def add(self, token: int, is_last: bool) -> Said:
-        """is_last: no further token follows, though the model has not ended its answer."""
+        """The text of a token. is_last: no token follows, though the model has not ended its answer."""
         piece = self._model.piece(token, is_control_shown=token in self._preserved)
         self._answer += self._decoder.decode(piece, is_last)
         ends = [end for stop in self._stops if (end := self._answer.find(stop)) >= 0]
@@ -63,7 +63,7 @@ class ChatReader:
         return self._new(self._form.parse(self._answer[: self._n_certain()], True))
 
     def end(self, is_complete: bool) -> Said:
-        """is_complete: the model has ended its answer."""
+        """The rest of the text. is_complete: the model has ended its answer."""
         self._answer += self._decoder.decode(b"", True)
         parsed = self._form.parse(self._answer, not is_complete)
         if not self._said.text and (parsed is None or not any(parsed)):

@@ -69,7 +69,7 @@ def of_model(
 
 
 def cache_config(cache: CacheConfig | None, settings: Mapping[str, Any]) -> CacheConfig:
-    """settings: as the constructor takes them, None where it was not given one. Raises ConfigError."""
+    """The configuration of a Hobbit's cache. settings: by keyword, None if not given. Raises ConfigError."""
     if cache is not None and not isinstance(cache, CacheConfig):
         raise ConfigError(
             f"cache is a {type(cache).__name__}; it takes a CacheConfig, and set_cache() a cache of prompts"

@@ -70,7 +70,7 @@ def set_model(arguments: Mapping[str, Any]) -> "SetModel":
 
 
 def set_own(params: Any, arguments: Mapping[str, Any]) -> None:
-    """Where a Hobbit's context differs from that of a Llama with the same keywords."""
+    """Sets the parameters in which a Hobbit's context differs from a Llama's with the same keywords."""
     n_read = _logits_read(arguments)
     if n_read is not None:
         # Logits of n_batch tokens would take memory from the experts.

@@ -22,7 +22,7 @@ class TextDrafts:
     """
 
     def __init__(self, num_pred_tokens: int = 7) -> None:
-        """num_pred_tokens: at most so many at once. Raises ConfigError for a number that cannot be."""
+        """Drafts at most num_pred_tokens at once. Raises ConfigError for a number that cannot be."""
         if not (isinstance(num_pred_tokens, int) and 1 <= num_pred_tokens <= EngineConfig.max_drafts):
             raise ConfigError(
                 f"num_pred_tokens is {num_pred_tokens}; it must lie between 1 and {EngineConfig.max_drafts}"

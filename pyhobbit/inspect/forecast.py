@@ -28,7 +28,7 @@ _BAR = 24  # characters
 
 @dataclass(frozen=True)
 class Point:
-    """memory: bytes of the process.  share: of the experts in memory.  speed: token/s."""
+    """A speed by memory. memory: bytes of the process.  share: of the experts in memory.  speed: token/s."""
 
     memory: float
     share: float
@@ -93,7 +93,7 @@ def plot(found: Forecast, model: ModelFile, path: Path) -> None:
 
 
 def _rate(plan: MemoryPlan, speed: Speed, share: float, size: float = 1.0) -> float:
-    """size: bytes of an expert, by those of now."""
+    """Token/s with a share of the experts in memory. size: bytes of an expert, by those of now."""
     if share >= 1:
         return 1 / speed.compute_s
     exponent, known = 1.0, plan.share_high

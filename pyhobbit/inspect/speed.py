@@ -167,7 +167,7 @@ def _hits(cache: CacheStats) -> tuple[float, float]:
 
 
 def estimate(plan: MemoryPlan, sample: Sample, disk: Disk | None) -> Speed:
-    """disk: None without a cache."""
+    """Estimates the speed. disk: None without a cache."""
     low_is_whole = plan.share_low >= 1 or plan.info.pool_slots_low == 0
     if plan.share_high >= 1 and low_is_whole:  # also without a cache
         return Speed(sample.compute_s, 0.0, 0.0, (1.0, 1.0), "all", disk, sample)

@@ -16,7 +16,7 @@ _NAMES = {"cuda": "CUDA", "hip": "ROCm", "vulkan": "Vulkan"}
 
 @dataclass(frozen=True)
 class Gpu:
-    """name: as --device takes it.  description: of its driver."""
+    """A GPU. name: as --device takes it.  description: its driver's."""
 
     name: str
     description: str

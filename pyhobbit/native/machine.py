@@ -60,7 +60,7 @@ def trimmed_heap() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Disk:
-    """bytes_per_s: of n_threads reads at a time of read_bytes each, at random places of the file.
+    """A disk. bytes_per_s: of n_threads reads of read_bytes each at a time, at random places of the file.
 
     direct: past the page cache; False where the file system refuses that.
     """

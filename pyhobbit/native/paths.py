@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the parts of the installed package lie."""
+"""Folders of the installed package."""
 
 from importlib.util import find_spec
 from pathlib import Path

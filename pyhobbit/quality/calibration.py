@@ -296,7 +296,7 @@ def _static_low(known: _Known, found: _Found) -> float | None:
 def profile(
     evaluator: Evaluator, chunks: list[Chunk], told: Progress = lambda _n_tokens: None
 ) -> tuple[np.ndarray, Observations]:
-    """The reference, and what the routers did in it.  told: of each chunk.
+    """The reference logits, and the routing of that run.  told: called for each chunk.
 
     Raises HobbitError.
     """

@@ -66,7 +66,7 @@ class CostRuns:
         return found
 
     def _low(self, name: str, where: np.ndarray) -> float:
-        """where: layers, or experts of all layers, in low precision."""
+        """The divergence with a part in low precision. where: layers, or experts of all layers."""
         never = np.full(where.shape, math.inf)
         return self._divergence(f"low {name}", np.where(where, 0.0, math.inf), never, _ANY_PRICE)
 

@@ -49,7 +49,7 @@ def estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibr
 
 
 def n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
-    """n_experts: of all layers."""
+    """The number of runs that measure costs. n_experts: of all layers."""
     if config.rule == "edgemoe":
         return n_experts
     return _RUNS_PER_LAYER * n_layers * ("price" in config.rules)

@@ -88,13 +88,13 @@ class CacheFitter:
     """Fits policy, weights and the split of the pools by replay. `progress` is called after each replay."""
 
     def __init__(self, base: Simulation, progress: Callable[[], object]) -> None:
-        """base: see simulation_of()."""
+        """Fits to replays of a base: see simulation_of()."""
         self._base = base
         self._progress = progress
         self._prior: tuple[float, ...] = ()  # for the policies that need one
 
     def fit(self, fitting: np.ndarray, choosing: np.ndarray) -> CacheFit:
-        """fitting, choosing: arrays of trace.ROUTE; the second decides between policies."""
+        """Fits a cache. fitting, choosing: arrays of trace.ROUTE; the second decides between policies."""
         low_share = self.best_share(fitting, "lru")
         lru = self._penalties(fitting, "lru", _LRU, low_share)
         weights = fit_weights(

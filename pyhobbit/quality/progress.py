@@ -33,7 +33,7 @@ class Measurements:
 
     @staticmethod
     def path_of(model: Path) -> Path:
-        """Where those of a model lie."""
+        """The file of a model's measurements."""
         return calibration_path(model).with_suffix(".partial.json")
 
     def __len__(self) -> int:

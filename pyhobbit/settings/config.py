@@ -125,7 +125,7 @@ def _native(spec: Spec, value: Any) -> Setting:
 
 
 def _require_number(name: str, value: object, kind: str) -> None:
-    """kind: "number" or "whole number"; None is no value."""
+    """Refuses a value that is no number. kind: "number" or "whole number"; None is no value."""
     ok = value is None or (
         isinstance(value, int if kind == "whole number" else Real) and not isinstance(value, bool)
     )

@@ -13,7 +13,7 @@ from pyhobbit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Paper:
-    """needs: beside the settings, for people.  settings: by option; what the paper leaves open is absent."""
+    """A paper. needs: beside the settings, for people.  settings: by option, without what is left open."""
 
     needs: str
     settings: Mapping[str, Any]
