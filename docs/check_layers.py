@@ -25,7 +25,7 @@ def order(tree: str) -> list[str]:
 
 
 def used(text: str, is_python: bool) -> Iterator[tuple[str, ...]]:
-    """Where the file that each include or import names may lie in the tree."""
+    """Paths in the tree at which the file of each include or import may lie."""
     if not is_python:
         yield from ((name,) for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE))
         return

@@ -20,15 +20,15 @@ ROOT = Path(__file__).resolve().parent.parent
 LINKS = "after|as|at|before|behind|beside|by|for|from|in|on|per|to|under|while|with|within|without"
 OPENING = re.compile(
     r"\W*((of|what|who|whether|none|which|whose|likewise)\b(?![=.(:'\"|\]])"
-    rf"|(those|that) (of|that|with|in|to|an?|the)\b|({LINKS}) (what|which|whose|another one)\b"
+    rf"|(those|that) (of|that|with|in|to|under|an?|the)\b|({LINKS}) (what|which|whose|another one)\b"
     r"|the same( (as|of|for|in|with|without)\b|[.,;:]|$)|least (?!recently|frequently)|one of so many"
     r"|the right to)|.*(without whose|, by an? (half|quarter) of)\b",
     re.IGNORECASE,
 )
 # the first sentence of a comment or docstring that begins without a verb, as "By name."
 FRAGMENT = re.compile(
-    rf"\W*(?=(?-i:[A-Z]))({LINKS})\b(?! (most|least|short)\b|[^.:;]*, (?!of|not|or))"
-    r"(?![^.:;]*\b(is|are|was|were|has|have|had|does|do|can|may|must|will)\b)[^.:;]{0,45}[.:;]",
+    rf"\W*(?=(?-i:[A-Z]))(where [^,.:;]+[.:;]|({LINKS})\b(?! (most|least|short)\b|[^.:;]*, (?!of|not|or))"
+    r"(?![^.:;]*\b(is|are|was|were|has|have|had|does|do|can|may|must|will)\b)[^.:;]{0,45}[.:;])",
     re.IGNORECASE,
 )
 LITERAL = r'"((?:[^"\\\n]|\\.)*)"'
