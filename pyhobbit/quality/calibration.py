@@ -20,7 +20,7 @@ from pyhobbit.model.model_file import model_parts
 from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
 from pyhobbit.quality.costs import CostRuns, static_costs
-from pyhobbit.quality.estimate import estimate, n_cost_runs, told_once
+from pyhobbit.quality.estimate import estimate, n_cost_runs, say_once
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
 from pyhobbit.quality.progress import Measurements
@@ -153,8 +153,8 @@ def _measurements(
 
 
 def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig) -> _Known:
-    told = told_once(lambda chunk_s: _say(estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
-    reference, seen = profile(evaluator, chunks, told)
+    on_chunk = say_once(lambda chunk_s: _say(estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
+    reference, seen = profile(evaluator, chunks, on_chunk)
     n_check = config.n_check(len(chunks)) if evaluator.has_low_tier else 0
     return _Known(
         info=evaluator.info,
@@ -179,14 +179,14 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
     rule, n = evaluator.rule, known.n_fit
     with _bar(f"rule {rule}", TYPICAL_TRIALS[rule] * sum(map(len, known.chunks[:n])), "tokens") as bar:
 
-        def told(q: Quality) -> None:
+        def on_measured(q: Quality) -> None:
             numbers = f"t1 {q.t1:g} t2 {q.t2:g}" if rule == "gate" else f"price {q.price:g}"
             bar.set_postfix_str(f"{numbers} KL {q.mean_kl:.2g}")
 
         def trials(part: slice, of: str) -> Trials:
             of += f" {found.costs and hash(found.costs)}"  # a price means nothing without its costs
             memo: Memo = lambda name, measure: known.memo.measured(f"{of} {name}", measure)  # noqa: E731
-            return Trials(evaluator, known.chunks[part], known.reference[part], bar.update, told, memo)
+            return Trials(evaluator, known.chunks[part], known.reference[part], bar.update, on_measured, memo)
 
         fit, check = trials(slice(n), "fit"), trials(slice(n, None), "check")
         if len(known.chunks) > n:
@@ -294,9 +294,9 @@ def _static_low(known: _Known, found: _Found) -> float | None:
 
 
 def profile(
-    evaluator: Evaluator, chunks: list[Chunk], told: Progress = lambda _n_tokens: None
+    evaluator: Evaluator, chunks: list[Chunk], on_chunk: Progress = lambda _n_tokens: None
 ) -> tuple[np.ndarray, Observations]:
-    """The reference logits, and the routing of that run.  told: called for each chunk.
+    """The reference logits, and the routing of that run.  on_chunk: called for each.
 
     Raises HobbitError.
     """
@@ -305,7 +305,7 @@ def profile(
 
         def progress(n_tokens: int) -> None:
             bar.update(n_tokens)
-            told(n_tokens)
+            on_chunk(n_tokens)
 
         reference = evaluator.reference(chunks, progress)
     seen = recorder.observations()

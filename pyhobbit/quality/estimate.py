@@ -12,19 +12,19 @@ _RUNS_PER_LAYER = 2  # that measure its costs
 _ENOUGH_S = 5.0  # seconds of chunks, for an estimate of the whole time
 
 
-def told_once(say: Callable[[float], None], n_chunks: int) -> Progress:
+def say_once(say: Callable[[float], None], n_chunks: int) -> Progress:
     """Calls `say` with the seconds of a chunk, when enough of n_chunks are done. The first one is left out:
     its experts are read into an empty cache.
     """
     ends: list[float] = []
 
-    def told(_n_tokens: int) -> None:
+    def on_chunk(_n_tokens: int) -> None:
         ends.append(time.perf_counter())
         was, now = (end - ends[0] for end in (ends[-2:][0], ends[-1]))
         if was < _ENOUGH_S and (now >= _ENOUGH_S or len(ends) == n_chunks):
             say(now / (len(ends) - 1))
 
-    return told
+    return on_chunk
 
 
 def estimate(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: CalibrationConfig) -> str:

@@ -77,16 +77,16 @@ class Bound:
 
 @dataclass
 class Trials:
-    """Measures settings on some chunks, each once. told: of each measured setting.  memo: keeps them.
+    """Measures settings on some chunks, each once.
 
-    measured: by t1, t2 and price.
+    on_measured: called with each measured setting.  memo: keeps them.  measured: by t1, t2 and price.
     """
 
     evaluator: Evaluator
     chunks: Sequence[Chunk]
     reference: np.ndarray
     progress: Progress | None = None
-    told: Callable[[Quality], object] | None = None
+    on_measured: Callable[[Quality], object] | None = None
     memo: Memo = measure_now
     measured: dict[tuple[float, float, float], Quality] = field(default_factory=dict)
 
@@ -99,8 +99,8 @@ class Trials:
                     self.chunks, t1, t2, self.reference, self.progress, price=price
                 ),
             )
-            if self.told is not None:
-                self.told(self.measured[key])
+            if self.on_measured is not None:
+                self.on_measured(self.measured[key])
         return self.measured[key]
 
 

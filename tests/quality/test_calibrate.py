@@ -349,14 +349,14 @@ def test_measurements_of_another_model_of_the_same_size_are_dropped(tmp_path: Pa
     assert len(stored()) == 0
 
 
-def test_the_time_of_a_chunk_leaves_out_the_first_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_chunk_leaves_out_the_first_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends, wanted in (((9, 10, 11, 12), [1]), ((9, 12, 15, 30), [3]), ((9, 18, 20, 22), [9])):
-        clock, told = iter(ends), []
+        clock, said = iter(ends), []
         monkeypatch.setattr(estimate.time, "perf_counter", lambda clock=clock: next(clock))
-        tell = estimate.told_once(told.append, 4)
+        say = estimate.say_once(said.append, 4)
         for _ in ends:
-            tell(512)
-        assert told == wanted
+            say(512)
+        assert said == wanted
 
 
 @pytest.mark.parametrize(
