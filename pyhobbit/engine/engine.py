@@ -24,7 +24,7 @@ from pyhobbit.engine.session import Session
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import chat_library
-from pyhobbit.native.files import ends
+from pyhobbit.native.files import head_and_tail
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 from pyhobbit.settings.resolve import check_settings
 
@@ -180,7 +180,7 @@ class Engine(CachedModel):
         """
         mark = hashlib.sha256(str((sorted(self.live().items()), self._config.cache_types)).encode())
         try:
-            mark.update(ends(self._path))
+            mark.update(head_and_tail(self._path))
             with path.open("rb") as file:
                 while part := file.read(_PART):
                     mark.update(part)

@@ -25,7 +25,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import expert_bytes, model_parts
 from pyhobbit.native.devices import experts_on_cpu, gpus
 from pyhobbit.native.ffi import llama
-from pyhobbit.native.files import ends, write_text
+from pyhobbit.native.files import head_and_tail, write_text
 from pyhobbit.native.machine import trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, format_size
 from pyhobbit.settings.table import RESEARCH
@@ -194,7 +194,7 @@ def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> 
     device = next(each for each in gpus() if each.name == plan.device)
     layers = cache.fill(llama.llama_model_default_params()).n_gpu_layers & _ALL_LAYERS  # -1: all
     key = (path.stat().st_size, device.name, device.description, share, layers, config.n_threads)
-    mark = hashlib.sha256(ends(path) + repr(key).encode()).hexdigest()
+    mark = hashlib.sha256(head_and_tail(path) + repr(key).encode()).hexdigest()
     return Path(constants.HF_HOME) / "pyhobbit-placements" / f"{mark[:32]}.json"
 
 

@@ -20,7 +20,7 @@ def read_text(path: Path) -> str:
         raise HobbitError(f"the text {path} cannot be read: {e.strerror}") from e
 
 
-def ends(path: Path) -> bytes:
+def head_and_tail(path: Path) -> bytes:
     """The first and the last bytes of a model file, which tell it from others. Raises OSError."""
     with path.open("rb") as file:
         first = file.read(_MARKED)

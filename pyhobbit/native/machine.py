@@ -33,13 +33,13 @@ def memory_turn(keep_going: Callable[[], bool] = lambda: True) -> Iterator[None]
     KeyboardInterrupt if keep_going() is False meanwhile.
     """
     start, waited_s = time.monotonic(), 0.0
-    told = sys.stderr is None or not sys.stderr.isatty()
+    warned = sys.stderr is None or not sys.stderr.isatty()
     while not (turn := lib.hobbit_take_turn(waited_s >= _PATIENCE_S)):
         if not keep_going():
             raise KeyboardInterrupt
-        if not told and waited_s > _TOLD_AFTER_S:
+        if not warned and waited_s > _TOLD_AFTER_S:
             print("pyhobbit waits for another program that takes memory for a model", file=sys.stderr)
-            told = True
+            warned = True
         time.sleep(_PERIOD_S)
         waited_s = time.monotonic() - start
     try:
