@@ -181,7 +181,7 @@ HOBBIT_API void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes);
 // Memory that the first context would allocate.
 struct hobbit_pool_plan {
     uint64_t pool_bytes;  // bytes of all devices' pools, or of host memory if they are there
-    uint64_t batch_bytes; // that computing takes beside the pools and llama.cpp's buffers
+    uint64_t batch_bytes; // memory of computing beside the pools and llama.cpp's buffers
     bool     holds_all;   // the pools have room for every expert in its best precision
 };
 
@@ -346,7 +346,7 @@ struct hobbit_device_info {
     uint32_t     pool_slots_low;
     uint64_t     pool_bytes_high;
     uint64_t     pool_bytes_low;
-    uint64_t     bytes_transferred; // to it, where it has memory of its own
+    uint64_t     bytes_transferred; // bytes copied to it, where it has memory of its own
 };
 
 // The i-th device, as hobbit.device has them; false past the last one, and before hobbit_place_layers.

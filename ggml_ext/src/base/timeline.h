@@ -50,7 +50,7 @@ class timeline {
     mutex                  mutex_;
     std::atomic<bool>      is_open_{ false };
     text_file file_        GUARDED_BY(mutex_);
-    std::set<int> threads_ GUARDED_BY(mutex_); // that have an event
+    std::set<int> threads_ GUARDED_BY(mutex_); // threads that have an event
 };
 
 // Adds the time of its own life to a timeline. Costs one load of an atomic where the timeline is not open.

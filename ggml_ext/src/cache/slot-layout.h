@@ -22,7 +22,7 @@ class slot_layout {
     // The place of a part in a bank of slots.
     struct part_place {
         size_t offset = 0; // offset of the first slot's matrix
-        size_t stride = 0; // from slot to slot
+        size_t stride = 0; // bytes from slot to slot
         size_t zeros  = 0; // zero bytes behind every matrix
     };
 
@@ -66,7 +66,7 @@ class slot_layout {
     size_t                            slot_size_ = 0;
     std::vector<per_part<part_place>> places_;       // [layer][part]
     std::vector<expert_matrix>        matrices_;     // distinct, of a device's pool
-    per_part<size_t>                  padding_ = {}; // behind the last matrix of a part
+    per_part<size_t>                  padding_ = {}; // bytes behind the last matrix of a part
 };
 
 } // namespace hobbit

@@ -225,7 +225,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     const bool takes_free = settings_.spare_memory() > 0;
     const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
     HOBBIT_TRY(allocate(model_bytes, n_batch));
-    // not before: a model that cannot run leaves an older trace alone
+    // opened late: a model that cannot run leaves an older trace alone
     if (const std::string & trace = settings_.text("hobbit.trace"); !trace.empty()) {
         HOBBIT_TRY(recorder_.open_trace(trace, index_));
     }
@@ -233,7 +233,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
         HOBBIT_TRY(stats_.events.open(timeline));
     }
     start();
-    start_sequence(0); // where llama.cpp does not say which sequences it computes
+    start_sequence(0); // llama.cpp may not say which sequences it computes
     set_reporting();
     prepared_    = true;
     model_bytes_ = model_bytes;

@@ -290,7 +290,7 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
         if (key == share_key(rule_name)) {
             key = "hobbit.low_share";
         } else if (key == "hobbit.low_share" ? rule_name != stored_rule : key.find(".low_share") != std::string::npos) {
-            continue; // another rule's
+            continue; // it is another rule's
         }
         if (const auto * fitted = std::get_if<double>(&value)) {
             fitted_[key] = *fitted;

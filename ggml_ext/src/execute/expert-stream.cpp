@@ -93,7 +93,7 @@ status expert_stream::run(const stage & st, const running_layer & layer, const i
 
 status expert_stream::run_all(work & w) {
     const status s = run_todo(w);
-    for (size_t i = 0; i < w.n_pinned; i++) { // after an error
+    for (size_t i = 0; i < w.n_pinned; i++) { // an error left these pinned
         cache_.release(w.todo[i]->id, w.todo[i]->tier);
     }
     return s;

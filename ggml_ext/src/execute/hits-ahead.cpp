@@ -80,7 +80,7 @@ static bool reads_only(const ggml_tensor * input, const layer_section & section)
         return source == input || std::find(first, end, root_of(source)) != end || is_constant(source);
     };
     return std::all_of(first, end, [&](const ggml_tensor * node) {
-        const int i = node->op == GGML_OP_MUL_MAT_ID ? 1 : 0; // behind the experts, and before their numbers
+        const int i = node->op == GGML_OP_MUL_MAT_ID ? 1 : 0; // the source after the experts, before their numbers
         return is_noop(node) || (is_given(node->src[i]) && (i == 1 || !node->src[1] || is_given(node->src[1])));
     });
 }

@@ -57,7 +57,7 @@ class hits_ahead {
     const expert_index & index_;
     expert_cache &       cache_;
     const expert_matmuls products_;
-    bool                 is_refused_ = false; // by the device, or for the experts' types
+    bool                 is_refused_ = false; // the device refuses it, or the experts' types do
 
     ggml_context_ptr           ctx_;
     ggml_backend_buffer_ptr    memory_; // has these tensors:

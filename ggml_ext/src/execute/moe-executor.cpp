@@ -176,7 +176,7 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
         layer_.done |= st.parts;
         return {};
     }
-    if (layer_.ids && !layer_.is_ended) { // another layer in the same graph
+    if (layer_.ids && !layer_.is_ended) { // the graph has another layer
         const status s = end_layer(last, on);
         stream_.release(on.device); // a layer may end in another graph
         if (!s.ok()) {

@@ -79,7 +79,7 @@ status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & rou
 status expert_matmuls::add_section(const std::vector<ggml_tensor *> & nodes, layer_id layer,
                                    const std::vector<const planned_use *> & uses, inner_graph & inner) const {
     layer_routing                    routing = { layer, nodes.front()->ne[2], nodes.front()->ne[1], {}, {} };
-    std::vector<planned_use>         own; // with the numbers of these rows
+    std::vector<planned_use>         own; // uses with the numbers of these rows
     std::vector<const planned_use *> served;
     own.reserve(uses.size());
     for (const planned_use * use : uses) {

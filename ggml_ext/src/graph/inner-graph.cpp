@@ -110,7 +110,7 @@ bool inner_graph::reserve(const scratch_sizes & sizes) {
     GGML_ASSERT(empty());
     const scratch_sizes grown = { std::max(sizes.gathered, sizes_.gathered), std::max(sizes.product, sizes_.product),
                                   std::max(sizes.rows, sizes_.rows), std::max(sizes.values, sizes_.values) };
-    scratch_.reset(); // before the larger one is allocated
+    scratch_.reset(); // frees it before the larger one is allocated
     sizes_ = grown;
     scratch_.reset(ggml_backend_alloc_buffer(backend_, staged_offset() + staged_room(grown)));
     staging_ = alloc_host_buffer(backend_, staged_room(grown));
@@ -367,7 +367,7 @@ void inner_graph::add_scatter(const ggml_tensor * tensor, const ggml_tensor * fr
 
 status inner_graph::add_rows(const ggml_tensor * tensor, const float * values, const std::vector<int32_t> & rows) {
     const size_t row_size = size_t(tensor->ne[0]) * sizeof(float);
-    const size_t taken    = row_size + sizeof(int32_t); // with its number
+    const size_t taken    = row_size + sizeof(int32_t); // a row with its number
     GGML_ASSERT(taken <= sizes_.values);
     for (size_t first = 0; first < rows.size();) {
         const size_t room = full() ? 0 : (sizes_.values - n_values_) / taken;

@@ -29,7 +29,7 @@ struct matrices {
     ggml_type             type;
     int64_t               n_in;
     int64_t               n_out;
-    char *                data;   // where matrix number 0 would be
+    char *                data;   // address of matrix number 0
     size_t                stride; // bytes
     int32_t               count;  // matrices from number 0 on that lie in the buffer
     ggml_backend_buffer_t buffer;
@@ -203,7 +203,7 @@ class inner_graph {
         char *                           end;
         const char *                     name;
         std::vector<const ggml_tensor *> tensors = {};
-        size_t                           offset  = 0; // where they go
+        size_t                           offset  = 0; // offset of the copies
 
         size_t size() const { return size_t(end - begin); }
     };

@@ -29,7 +29,7 @@ class awake_clock {
 
   private:
     std::function<time_point()> source_;
-    time_point                  asked_; // when now() was last called, by the source
+    time_point                  asked_; // time of the last now(), by the source
     time_point                  now_;
 };
 

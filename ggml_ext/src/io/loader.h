@@ -112,7 +112,7 @@ class loader {
         lane                                  copies;
         transfers                             done;
         int                                   n_in_flight = 0;
-        std::chrono::steady_clock::time_point counted_until; // by done.ns, while copies are in flight
+        std::chrono::steady_clock::time_point counted_until; // done.ns counts until then, while copies are in flight
 
         size_t bytes_in(double seconds) const; // bytes that the link moves; 0 before the first copy
     };

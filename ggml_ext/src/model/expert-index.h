@@ -17,7 +17,7 @@ struct layer_shape {
     uint32_t                n_experts = 0;
     uint32_t                n_used    = 0; // experts of a token
     bool                    is_run    = true;
-    part_set                parts; // those present
+    part_set                parts; // parts that it has
     per_part<matrix_shape>  shapes;
     per_part<expert_tensor> tensors;
 };

@@ -167,7 +167,7 @@ bool gguf_file::find_floats(const std::string & key, std::vector<float> & values
 std::string first_part(const std::string & path) {
     static const std::regex name("(.*)-00001-of-(\\d{5})\\.gguf");
     fs::path                at = path;
-    std::string             named; // like a first part, beside which there is no second
+    std::string             named; // file named like a first part without a second one
     std::error_code         error;
     for (int n_links = 0; n_links < MAX_LINKS; n_links++) {
         std::smatch       match;

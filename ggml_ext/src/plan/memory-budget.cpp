@@ -196,7 +196,7 @@ static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes
     if (uses_low(b, d)) {
         // leaves the high pool its smallest
         const uint64_t most_low = (bytes - least_slots(d, tier_id::high) * high) / low;
-        const uint64_t left     = (bytes - std::min(bytes, n_high_experts(d) * high)) / low; // by all high versions
+        const uint64_t left     = (bytes - std::min(bytes, n_high_experts(d) * high)) / low; // beside all high versions
         const uint64_t at_least = std::max(least_slots(d, tier_id::low), d.n_absent > 0 ? left : 0);
         n_low                   = low_slots(b, d, bytes, std::min(at_least, most_low), most_low);
     }

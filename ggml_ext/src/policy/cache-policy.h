@@ -16,7 +16,7 @@ namespace hobbit {
 struct expert_usage {
     expert_id id;
     uint32_t  sequence;
-    tier_id   tier; // that serves them
+    tier_id   tier; // tier that serves them
     uint32_t  n_tokens;
     double    weight; // sum over the tokens of their normalised gate weight, 0 to n_tokens
     uint32_t  n_used; // experts of a token in this layer

@@ -55,7 +55,7 @@ class echo_policy : public cache_policy {
 
     struct sequence {
         uint64_t           last_batch = 0;
-        uint64_t           token      = token_memory::none; // that runs, or ran last; none: several at once
+        uint64_t           token      = token_memory::none; // token that runs, or ran last; none: several at once
         std::vector<float> similar; // [slot] similarity to the running token, summed over the layers so far
         std::vector<float> past;    // [slot] similarity to the token before and, decayed, to earlier ones
     };
@@ -77,7 +77,7 @@ class echo_policy : public cache_policy {
     const uint32_t n_experts_;
 
     token_memory                 memory_;
-    std::map<uint32_t, sequence> sequences_; // by number
+    std::map<uint32_t, sequence> sequences_; // [number]
     expert_table<estimate>       experts_;
 
     std::vector<uint64_t> counted_; // [layer] number of the last batch that is in the rates

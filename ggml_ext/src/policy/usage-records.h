@@ -52,7 +52,7 @@ class usage_records {
 
     const uint32_t               n_layers_;
     const uint32_t               n_experts_;
-    std::map<uint32_t, sequence> sequences_;  // by number
+    std::map<uint32_t, sequence> sequences_;  // [number]
     uint64_t                     n_runs_ = 0; // calls of begin_tokens
 };
 

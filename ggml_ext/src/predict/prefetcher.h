@@ -79,7 +79,7 @@ class prefetcher {
 
     enum class outcome { all_resident, all_requested, no_room };
 
-    static constexpr uint32_t quiet_passes = 2; // without a miss or a prefetch, before it rests
+    static constexpr uint32_t quiet_passes = 2; // passes without a miss or a prefetch before it rests
 
     void     decline(const std::string & why);
     bool     is_on() const { return !declined_ && (is_prompt_ || (governor_.active() && n_quiet_ < quiet_passes)); }

@@ -138,7 +138,7 @@ bool router_predictor::accepts(const ggml_tensor * router_input) const {
 
 bool router_predictor::reserve(ggml_backend_t backend, size_t size) {
     if (!scratch_ || size > ggml_backend_buffer_get_size(scratch_.get())) {
-        scratch_.reset(); // before the larger one is allocated
+        scratch_.reset(); // frees it before the larger one is allocated
         scratch_.reset(ggml_backend_alloc_buffer(backend, size));
     }
     return scratch_ != nullptr;

@@ -144,7 +144,7 @@ class prediction_judge {
 
   private:
     std::unique_ptr<predictor> judged_; // null: none
-    layer_id                   layer_;  // that is predicted
+    layer_id                   layer_;  // layer that is predicted
     std::set<uint32_t>         predicted_;
     std::set<uint32_t>         missing_; // missing ones of these
 };
