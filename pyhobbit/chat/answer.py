@@ -68,7 +68,7 @@ class _Printer:
         self._last = {sys.stdout: "", sys.stderr: ""}
 
     def add(self, piece: Piece) -> None:
-        self._n_thought += piece.token is not None  # also those whose text the parser holds back
+        self._n_thought += piece.token is not None  # counts tokens whose text the parser holds back too
         if piece.thinking:
             self._think(piece.thinking)
         if piece.text:

@@ -129,5 +129,5 @@ def _message(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError("a message is not an object")
     message = {key: _checked(value, key, str) for key in ("role", "content")}
-    message["content"].encode("utf-8", "surrogateescape")  # as the tokenizer will have it
+    message["content"].encode("utf-8", "surrogateescape")  # the tokenizer encodes it so
     return message

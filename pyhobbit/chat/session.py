@@ -44,7 +44,7 @@ def _handle(text: str, is_edited: bool, conversation: Conversation, commands: Co
         note(f"{e}, or start over with /reset")
     except HobbitError as e:
         note(str(e))
-    except KeyboardInterrupt:  # while a command ran
+    except KeyboardInterrupt:  # a command was interrupted
         note("interrupted")
     return following
 

@@ -103,7 +103,7 @@ def _piped_text(model: Path | None) -> str:
     if sys.stdin is None:
         raise HobbitError("standard input is closed; give the prompt with -p")
     if model is not None:
-        check_model_file(model)  # before one waits for a text
+        check_model_file(model)  # nobody should type a text in vain
     text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
     if not text:
         raise HobbitError("standard input is empty; give the prompt there, or with -p")

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _chat_config(args)  # before a long download
+    _chat_config(args)  # an error comes before a long download
     path = model_path(args) if args.model or args.hf_repo else None
     if args.write:
         _write(args, path)

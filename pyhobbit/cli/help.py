@@ -38,7 +38,7 @@ EXAMPLES: Mapping[str, str] = {
 _GROUPS = {"pull": "models", "config": "tune, measure, others"}  # titles by the verb that they stand before
 _MAX_WIDTH = 100
 _OWN: Mapping[str, Any] = {"add_help": False, "allow_abbrev": False}
-_COLUMN, _COMMON_COLUMN = 27, 24  # where explanations begin
+_COLUMN, _COMMON_COLUMN = 27, 24  # columns at which explanations begin
 
 
 class HelpFormatter(argparse.HelpFormatter):

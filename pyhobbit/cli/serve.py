@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
     if not without_model:
         require_model(args)
-    _check_batch(args.batch, args.passed_on)  # before a model is downloaded
+    _check_batch(args.batch, args.passed_on)  # an error comes before a download
     server_flags.check_address(args.passed_on)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
     become([str(SERVER), *arguments])
@@ -384,7 +384,7 @@ class _ServerConfig(EngineConfig):
 
     contexts: ClassVar[tuple[int, ...]] = _CONTEXTS
     max_beams: ClassVar[int] = 256  # LLAMA_MAX_SEQ
-    keeps_states: ClassVar[bool] = True  # by its checkpoints
+    keeps_states: ClassVar[bool] = True  # llama-server has checkpoints
 
     def context_tokens(self, trained: int) -> int:
         return min(trained * self.n_beams, self.contexts[0]) if self.n_ctx is None else self.n_ctx or trained

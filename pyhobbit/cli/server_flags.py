@@ -14,7 +14,7 @@ from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 HOST, PORT = "127.0.0.1", "8080"  # its own defaults
 SERVER = BIN_DIR / "llama-server"
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
-_OUR_NAMES = {"--ctx": "--ctx-size"}  # as the other verbs call it
+_OUR_NAMES = {"--ctx": "--ctx-size"}  # the other verbs call it so
 
 
 class Flag(NamedTuple):
@@ -60,7 +60,7 @@ def check_address(arguments: Sequence[str]) -> None:
     try:
         family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as llama-server
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # llama-server sets it too
             probe.bind(address)
     except OSError as e:
         raise HobbitError(f"{host}:{port} cannot be used: {e.strerror}; give another --host or --port") from e

@@ -96,7 +96,7 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
     from urllib.error import HTTPError
     from urllib.parse import urlencode
 
-    which = {"model": model, "autoload": "false"} if model else {}  # to look loads no model
+    which = {"model": model, "autoload": "false"} if model else {}  # looking must not load a model
     try:
         sample = _get(f"{url}/hobbit?{urlencode(which)}", key)
     except HTTPError as e:
@@ -114,7 +114,7 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
 def _reason(error: Any, model: str | None) -> str:
     if error.code == 401:
         return "it wants --api-key"
-    if error.code == 400:  # by a server of several models alone
+    if error.code == 400:  # only a server of several models answers so
         several = "it has several models; give --model NAME"
         return f"the model {model} is not loaded there" if model else several
     return f"it answers with status {error.code}"

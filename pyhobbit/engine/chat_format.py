@@ -71,7 +71,7 @@ class ChatFormat:
     def _error(self) -> str:
         text = self._library.hobbit_chat_error(self._chat).decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        reason = lines[-1] if lines else "it gives no reason"  # above stands where in the template it is
+        reason = lines[-1] if lines else "it gives no reason"  # earlier lines tell the place in the template
         return reason.removeprefix("Error: ").removeprefix("Jinja Exception: ")
 
 

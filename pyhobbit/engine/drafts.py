@@ -74,7 +74,7 @@ class Governor:
         if self._n_drafted_passes % self._RETRY == 0:
             self._seconds.clear()
         self._seconds[n_drafted] = seconds
-        if n_accepted < n_drafted or gain > 0 or n_drafted == 1:  # else they were right and too many
+        if n_accepted < n_drafted or gain > 0 or n_drafted == 1:  # otherwise they were right and too many
             self._balance = min(self._CREDIT, self._balance + gain)
         if self._balance < -self._DEBT:
             self._n_paused, self._pause = self._pause, min(2 * self._pause, self._PAUSES[1])
@@ -107,7 +107,7 @@ class Decoder:
         self.n_drafted = self.n_accepted = 0
         self._context, self._sampler, self._governor = context, sampler, governor
         self._lookup = Lookup(context.tokens if governor else ())
-        self._computed: list[int] = []  # those after the last one that was given out
+        self._computed: list[int] = []  # tokens after the last one given out
 
     def next(self, pending: list[int], n_wanted: int, watch: Watch | None = None) -> int | None:
         """The token after these, or None when aborted; all before it are in the KV cache then.

@@ -91,7 +91,7 @@ def choose(
     if cache.placement == "cache" or of_cache or n_gpus != 1:
         return as_given
     config = replace(config, cache=replace(cache, placement="cache"))
-    on_gpu = cache.device is not None  # where Hobbit, unlike the others, has no layer by itself
+    on_gpu = cache.device is not None  # Hobbit, unlike the others, puts no layer there by itself
     try:
         plan = lay_out(path, config, model=_layers(set_model, None, on_gpu))
     except HobbitError:

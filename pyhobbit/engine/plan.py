@@ -23,7 +23,7 @@ from pyhobbit.native.ffi import HostMemory, llama
 from pyhobbit.native.machine import available_memory, memory_limit, memory_turn, resident_memory, trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
-_CELL_BYTES = 64  # that llama.cpp keeps for a token of context beside the KV cache, even when it simulates
+_CELL_BYTES = 64  # bytes of llama.cpp for a token of context beside the KV cache, even when it simulates
 _SHORT = "memory budget"  # the engine's errors about host memory name it
 _PREDICTOR_BYTES = 2  # bytes of a router's weight in the predictor's copy
 _GAIN_BYTES = 4  # bytes of a norm's gain in the predictor's copy
@@ -208,7 +208,7 @@ def lay_out(
     overrides: further settings of llama.cpp, by key.
     """
     check_limit(config.cache.memory)
-    # such files would be emptied
+    # opening would empty such files
     ours = replace(config.cache, trace=None, timeline=None).settings()
     settings = {**config.overrides, **overrides, **ours}
     if config.cache.trace is not None or config.cache.timeline is not None:

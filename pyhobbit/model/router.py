@@ -12,7 +12,7 @@ class Gating(Enum):
 
     SOFTMAX = 1
     SIGMOID = 2
-    NONE = 3  # by the outputs themselves
+    NONE = 3  # the outputs themselves are the weights
     SQRT_SOFTPLUS = 4
 
 

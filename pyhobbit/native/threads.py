@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_ROOT = Path("/")  # another one in tests
+_ROOT = Path("/")  # tests set another one
 _QUOTA_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
 

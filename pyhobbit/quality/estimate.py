@@ -8,7 +8,7 @@ from pyhobbit.quality.evaluate import Evaluator, Progress
 from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS
 from pyhobbit.settings.config import CalibrationConfig, format_duration
 
-_RUNS_PER_LAYER = 2  # that measure its costs
+_RUNS_PER_LAYER = 2  # runs that measure a layer's costs
 _ENOUGH_S = 5.0  # seconds of chunks, for an estimate of the whole time
 
 

@@ -236,7 +236,7 @@ def pool_slots(
     low pool if both are 0.  low_cost: bytes of a low slot by those of an expert in high precision.
     """
     request = ffi.new("struct hobbit_pool_request *")
-    request.bytes = int((n_experts * capacity + 1e-9) * _SLOT_UNIT)  # so that 0.29 of 100 is 29
+    request.bytes = int((n_experts * capacity + 1e-9) * _SLOT_UNIT)  # 0.29 of 100 is 29
     request.low_bytes = round(low_cost * _SLOT_UNIT)
     request.high_bytes = _SLOT_UNIT
     request.n_experts, request.n_used = n_experts, n_used
