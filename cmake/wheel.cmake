@@ -18,7 +18,7 @@ if (HOBBIT_CROSS)
 endif()
 set(CMAKE_SYSROOT ${HOBBIT_SYSROOT})
 file(GLOB folders ${CMAKE_SYSROOT}/lib/*-linux-gnu ${CMAKE_SYSROOT}/usr/lib/*-linux-gnu)
-list(TRANSFORM folders PREPEND "-B") # before the compiler's own libraries
+list(TRANSFORM folders PREPEND "-B") # they precede the compiler's own libraries
 list(PREPEND folders --sysroot=${CMAKE_SYSROOT}) # CMake tells it to GCC alone, and not to nvcc
 set(CMAKE_CUDA_FLAGS_INIT -Xcompiler=--sysroot=${CMAKE_SYSROOT})
 list(JOIN folders " " folders)

@@ -40,7 +40,7 @@ from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import format_size
 
 _KEEP = "keep"
-_WEIGHTED_LOW = ("iq2_xxs", "iq1_m", "iq1_s")  # by falling size
+_WEIGHTED_LOW = ("iq2_xxs", "iq1_m", "iq1_s")  # largest first
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 

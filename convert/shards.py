@@ -14,7 +14,7 @@ from pyhobbit.errors import HobbitError
 
 _POINTER = b"version https://git-lfs"
 _POINTER_BYTES = 1024  # at most
-_READ = (".json", ".model", ".txt", ".tiktoken", ".jinja")  # by the converter, beside the weights
+_READ = (".json", ".model", ".txt", ".tiktoken", ".jinja")  # the converter reads them beside the weights
 _WEIGHTS = ("model*.safetensors", "consolidated*.safetensors", "pytorch_model*.bin")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _NUMBERED = re.compile(r"(.+-)(\d+)(-of-)(\d+)(\.\w+)")
