@@ -18,7 +18,7 @@ namespace hobbit {
 struct score_thresholds {
     double t1    = 1.0; // for rules that take no price
     double t2    = 1.0;
-    double price = 0.0; // for the other ones: nats of divergence that loading one expert in high precision is worth
+    double price = 0.0; // for other rules: nats of divergence that loading one expert in high precision is worth
 
     double confidence = 0.0; // for a registered judge, see batch_passes; 0: none
 

@@ -24,9 +24,9 @@ class prefetch_governor {
     static constexpr uint32_t warm_up     = 4;    // passes with prefetch before the first trial
     static constexpr double   min_stall   = 0.03; // share of the time without prefetch that it must be able to save
     static constexpr uint32_t stall_pairs = 4;    // pairs before this share is judged
-    static constexpr uint32_t min_pairs   = 8;    // before times are compared
+    static constexpr uint32_t min_pairs   = 8;    // pairs before times are compared
     static constexpr uint32_t max_pairs   = 48;
-    static constexpr uint64_t min_experts = 32; // prefetched in a trial; with fewer prefetch cannot lose and stays on
+    static constexpr uint64_t min_experts = 32; // prefetches of a trial; with fewer prefetch cannot lose and stays on
     static constexpr uint32_t hold        = 1024;
     static constexpr uint32_t min_pause   = 256;
     static constexpr uint32_t max_pause   = 4096;

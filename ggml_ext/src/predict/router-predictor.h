@@ -74,7 +74,7 @@ class router_predictor final : public predictor {
     ggml_backend_buffer_ptr scratch_;           // holds the product
     ggml_cgraph *           graph_   = nullptr; // in graph_ctx_, of the product
     ggml_tensor *           product_ = nullptr; // in graph_ctx_
-    std::vector<float>      outputs_;           // the product: [token][layer][expert], of the running one if ranked
+    std::vector<float>      outputs_;           // the product: [token][layer][expert], the n_own_ running ones first
     layer_id                begun_;             // the running layer of the product that begin() has begun
     bool                    is_begun_ = false;  // outputs_ are those of begun_
     size_t                  n_own_    = 0;      // 1: the product begins with the running layer, which is ranked

@@ -111,7 +111,7 @@ class replacement_hooks final : public layer_hooks {
         });
     }
 
-    // By the router itself, or by its copy in the predictor, whose halves may change the order of neighbours.
+    // Ranks by the router, or by its copy in the predictor, whose half precision may change the order of neighbours.
     status rank(const routed_layer & layer) {
         const ggml_tensor * input = layer.router_input;
         if (!is_hidden_) {
