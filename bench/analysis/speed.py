@@ -41,7 +41,7 @@ class Decoded:
     stats: CacheStats
 
     def row(self, name: str, reference: "Decoded | None" = None) -> dict[str, Any]:
-        """Figures by what they are called."""
+        """Figures by name."""
         n, stats = len(self.targets), self.stats
         hits = stats.hits_high + stats.hits_low
         misses = stats.misses_high + stats.misses_low

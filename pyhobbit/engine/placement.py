@@ -199,9 +199,9 @@ def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> 
 
 
 def _token_s(session: Session, keep_going: Callable[[], bool]) -> tuple[float, float]:
-    """Seconds of a token, in the best of some texts that the model writes; the last is no faster.
+    """Seconds of a token that is decoded, and of one of a prompt.
 
-    The second is of a prompt, which has these texts.
+    The model writes texts until one is no faster than the best; the prompt has these texts.
     """
     context, model = session.context, session.model
     written: list[int] = []

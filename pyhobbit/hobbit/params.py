@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 N_CTX = N_BATCH = 512  # Llama's defaults
 _ALL_LAYERS = 0x7FFFFFFF
-# Handed on as they are where they are given.
+# Keywords that go to llama.cpp as they are.
 _KEYWORDS = ("offload_kqv", "op_offload", "swa_full", "type_k", "type_v")
 
 
