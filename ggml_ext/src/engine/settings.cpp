@@ -113,7 +113,7 @@ const std::vector<hobbit_setting_spec> & core_rows() {
         { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<registered_predictor>(), NONE, false,
           false, NONE, help<registered_predictor>("Predicts the experts to load in advance:") },
         { "hobbit.prefetch_bar", "prefetch_bar", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
-          "Prefetch an expert only above this probability (predictors paths, paths-exact)." },
+          "Prefetch only experts of at least this probability (predictors paths, paths-exact)." },
         { "hobbit.io_threads", "io_threads", COUNT, 1, 256, "4", NONE, NONE, "threads", false, false, NONE,
           "Threads that read experts from disk." },
         { "hobbit.read_timeout", NONE, COUNT, 1, 86400, "60", NONE, NONE, "seconds", false, false, NONE,
