@@ -142,10 +142,11 @@ function(hobbit_add_our_files)
     set_source_files_properties(${bridge}/hobbit-projector.cpp TARGET_DIRECTORY mtmd
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
-    target_sources(server-context PRIVATE ${server}/server-hobbit.cpp ${server}/server-ollama.cpp
-        ${server}/server-passes.cpp ${server}/server-requests.cpp)
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${server}/*.cpp)
+    list(FILTER sources EXCLUDE REGEX "/list-options.cpp$")
+    target_sources(server-context PRIVATE ${sources})
     target_include_directories(server-context PUBLIC ${server})
-    target_link_libraries(server-context PUBLIC ggml-hobbit)
+    target_link_libraries(server-context PUBLIC ggml-hobbit cpp-httplib)
 
     hobbit_add_cpu_files()
 

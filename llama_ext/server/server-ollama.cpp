@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: MIT
-#include "server-ollama.h"
-
 #include "server-common.h"
-#include "server-hobbit.h"
+#include "server-context.h"
+#include "server-hooks.h"
+#include "server-http.h"
 
 #include <atomic>
 #include <cmath>
 #include <cstring>
 #include <ctime>
 
-using handler = server_http_context::handler_t;
+// Ollama's API, which many programs know alone: mapped to the server's own handlers. And the panel, a page that shows
+// the expert cache beside the conversation.
 
 static constexpr const char * VERSION   = "0.12.0"; // the API's
 static constexpr int64_t      NOT_GIVEN = INT64_MIN;
 
-static std::atomic<int64_t> g_idle_ms = NOT_GIVEN;
+static std::atomic<int64_t> g_idle_ms = NOT_GIVEN; // by keep_alive of the last request
 
-int64_t server_ollama_idle_ms(int64_t own) {
-    const int64_t given = g_idle_ms;
-    return given == NOT_GIVEN ? own : given;
-}
+// The handlers that requests are mapped to. A router passes requests to the models' servers as they are.
+struct ollama_routes {
+    server_handler chat, completions, models, props, adapters;
+    server_handler unload; // a router has it, others null
+};
 
 // Milliseconds of a number of seconds, or of a text like 90s, 5m or 1h30m.
 static int64_t duration_ms(const json & value) {
@@ -242,14 +244,7 @@ static server_http_req changed(const server_http_req & req, const std::string & 
     return out;
 }
 
-static server_http_res_ptr answer(const json & data, int status = 200) {
-    auto res    = std::make_unique<server_http_res>();
-    res->status = status;
-    res->data   = safe_json_to_str(data);
-    return res;
-}
-
-static server_http_res_ptr generate(const server_http_req & req, const server_ollama_routes & routes, bool is_chat) {
+static server_http_res_ptr generate(const server_http_req & req, const ollama_routes & routes, bool is_chat) {
     json              body     = json::parse(req.body);
     const std::string model    = name_of(body);
     const json        keep     = body.value("keep_alive", json());
@@ -261,7 +256,7 @@ static server_http_res_ptr generate(const server_http_req & req, const server_ol
     if (routes.unload) { // a router's model is another server's, which maps the request itself
         if (is_empty && unloads) {
             routes.unload(changed(req, req.path, { { "model", model } })); // an error says that it is not loaded
-            return answer(form.last_line({}, "unload"));
+            return server_answer(form.last_line({}, "unload"));
         }
         body["model"] = model;
         auto res      = routes.chat(changed(req, req.path, body));
@@ -275,7 +270,7 @@ static server_http_res_ptr generate(const server_http_req & req, const server_ol
         if (!unloads) {
             routes.adapters(req); // any task loads a model that sleeps, and its idle time begins anew
         }
-        return answer(form.last_line({}, unloads ? "unload" : "load"));
+        return server_answer(form.last_line({}, unloads ? "unload" : "load"));
     }
     const std::string path = is_raw ? "/v1/completions" : "/v1/chat/completions";
     auto res    = std::make_unique<ollama_res>(changed(req, path, openai_body(body, is_chat, is_raw)), model, is_chat);
@@ -307,7 +302,7 @@ static server_http_res_ptr generate(const server_http_req & req, const server_ol
 //
 
 // One entry for each name of each model, with what handlers tell of it; loaded_only: one for each in memory.
-static json models(const server_http_req & req, const server_ollama_routes & routes, bool loaded_only) {
+static json models(const server_http_req & req, const ollama_routes & routes, bool loaded_only) {
     const json props = routes.unload ? json::object() : json::parse(routes.props(req)->data);
     const json all   = json::parse(routes.models(req)->data);
     json       out   = json::array();
@@ -336,7 +331,7 @@ static json models(const server_http_req & req, const server_ollama_routes & rou
     return { { "models", out } };
 }
 
-static server_http_res_ptr show(const server_http_req & req, const server_ollama_routes & routes) {
+static server_http_res_ptr show(const server_http_req & req, const ollama_routes & routes) {
     const std::string name  = name_of(json::parse(req.body));
     const json        found = models(req, routes, false);
     for (const json & model : found.at("models")) {
@@ -356,39 +351,64 @@ static server_http_res_ptr show(const server_http_req & req, const server_ollama
         if (props.value("modalities", json::object()).value("vision", false)) {
             out["capabilities"].push_back("vision");
         }
-        return answer(out);
+        return server_answer(out);
     }
-    return answer({ { "error", "model '" + name + "' not found" } }, 404);
+    return server_answer({ { "error", "model '" + name + "' not found" } }, 404);
 }
 
-static handler api(const handler & own) {
-    return [own = server_requests_bounded(own)](const server_http_req & req) -> server_http_res_ptr {
+static server_handler api(server_handler own) {
+    server_call(&server_hooks::wrap, own);
+    return [own](const server_http_req & req) -> server_http_res_ptr {
         try {
             return own(req);
         } catch (const std::exception & e) {
             const bool is_bad =
                 dynamic_cast<const std::invalid_argument *>(&e) || dynamic_cast<const common_json_error *>(&e);
-            return answer({ { "error", e.what() } }, is_bad ? 400 : 500);
+            return server_answer({ { "error", e.what() } }, is_bad ? 400 : 500);
         }
     };
 }
 
-void server_ollama_add_routes(const server_http_context & http, const server_ollama_routes & routes) {
-    for (const bool is_chat : { true, false }) {
-        http.post(is_chat ? "/api/chat" : "/api/generate",
-                  api([routes, is_chat](const auto & req) { return generate(req, routes, is_chat); }));
+namespace {
+
+class ollama_hooks : public server_hooks {
+  public:
+    void idle(int64_t & ms) override {
+        const int64_t given = g_idle_ms;
+        ms                  = given == NOT_GIVEN ? ms : given;
     }
-    http.post("/api/show", api([routes](const auto & req) { return show(req, routes); }));
-    http.get("/api/tags", api([routes](const auto & req) { return answer(models(req, routes, false)); }));
-    http.get("/api/ps", api([routes](const auto & req) { return answer(models(req, routes, true)); }));
-    http.get("/api/version", api([](const auto &) { return answer({ { "version", VERSION } }); }));
-    http.get("/panel", [](const server_http_req &) {
-        static constexpr const char page[] =
+
+    void routes(const server_http_context & http, server_routes & own) override {
+        const auto          unload = http.handlers.find("/models/unload");
+        const ollama_routes routes = { own.post_chat_completions,
+                                       own.post_completions_oai,
+                                       own.get_models,
+                                       own.get_props,
+                                       own.get_lora_adapters,
+                                       unload == http.handlers.end() ? nullptr : unload->second };
+        for (const bool is_chat : { true, false }) {
+            http.post(is_chat ? "/api/chat" : "/api/generate",
+                      api([routes, is_chat](const auto & req) { return generate(req, routes, is_chat); }));
+        }
+        http.post("/api/show", api([routes](const auto & req) { return show(req, routes); }));
+        http.get("/api/tags", api([routes](const auto & req) { return server_answer(models(req, routes, false)); }));
+        http.get("/api/ps", api([routes](const auto & req) { return server_answer(models(req, routes, true)); }));
+        http.get("/api/version", api([](const auto &) { return server_answer({ { "version", VERSION } }); }));
+        http.get("/panel", [](const server_http_req &) {
+            static constexpr const char page[] =
 #include "panel.html"
-            ;
-        auto res          = std::make_unique<server_http_res>();
-        res->content_type = "text/html; charset=utf-8";
-        res->data         = page;
-        return res;
-    });
+                ;
+            auto res          = std::make_unique<server_http_res>();
+            res->content_type = "text/html; charset=utf-8";
+            res->data         = page;
+            return res;
+        });
+    }
+};
+
+} // namespace
+
+server_hooks & server_hooks_ollama() {
+    static ollama_hooks hooks;
+    return hooks;
 }

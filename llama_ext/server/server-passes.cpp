@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include "server-passes.h"
-
 #include "server-common.h"
+#include "server-report.h"
+#include "server-task.h"
 
 #include <algorithm>
 #include <mutex>
+#include <numeric>
+
+// The passes over prompts: how large they are while others wait for tokens, whose turn it is, and how far they are.
 
 namespace {
 
@@ -16,84 +19,174 @@ double seconds() {
     return double(ggml_time_us()) / 1e6;
 }
 
-// The last pass over long prompts, and what those who wait have had since. The thread that computes alone has it.
-struct {
-    double  pause     = 0.0; // seconds that others waited for it
-    double  per_s     = 0.0; // tokens
-    double  had       = 0.0; // seconds
-    int32_t n_had     = 0;   // tokens each
-    int32_t n_long    = 0;   // in the pass that is computed, as n_waiting
-    int32_t n_waiting = 0;
-} g_last;
+bool is_writing(const server_slot_view & slot) {
+    return slot.is_writing;
+}
 
-// The pass that is computed.
-struct {
-    std::mutex                        mutex;
-    std::vector<server_passes_prompt> prompts;
-    double                            start    = 0.0; // seconds()
-    double                            n_before = 0.0; // layers
-    double                            n_layers = 0.0; // layers of the whole pass
-} g_pass;
+class passes_hooks : public server_hooks {
+  public:
+    // Cells that slots share hold this prompt beside other requests.
+    void admit(const server_slot_views & slots, int32_t n, int32_t n_cells, bool & may) override {
+        int64_t n_others = 0;
+        for (const auto & slot : slots) {
+            n_others += slot.is_busy && !slot.is_child ? std::max(slot.n_tokens, slot.n_prompt) : 0;
+        }
+        may = may && (n_others == 0 || n_cells == 0 || n_others + n < n_cells);
+    }
+
+    // Slots whose requests have their passes for themselves take turns with all others, and short prompts never wait
+    // for long ones.
+    void plan_pass(const server_slot_views & slots, server_pass & pass) override {
+        const int32_t n_waiting = int32_t(std::count_if(slots.begin(), slots.end(), is_writing));
+        const int32_t turn      = next_turn(slots, tokens(n_waiting, 1) > 0);
+
+        pass.turns.resize(slots.size());
+        pass.order.resize(slots.size());
+        for (size_t i = 0; i < slots.size(); i++) {
+            pass.turns[i] = turn < 0 ? !slots[i].is_alone : turn == int32_t(i);
+        }
+        std::iota(pass.order.begin(), pass.order.end(), 0);
+        std::stable_sort(pass.order.begin(), pass.order.end(),
+                         [&](int32_t a, int32_t b) { return slots[a].n_left < slots[b].n_left; });
+        pass.n_long = tokens(n_waiting, pass.n_batch);
+        if (turn >= 0) { // in the parts of a request that nobody waits for
+            pass.n_long = pass.n_batch % pass.n_ubatch == 0 ? pass.n_ubatch : pass.n_batch;
+        }
+    }
+
+    void before_pass(const server_slot_views & slots, const server_pass & pass, int32_t n_tokens) override {
+        n_waiting_ = int32_t(std::count_if(slots.begin(), slots.end(), is_writing));
+        n_long_    = pass.n_read;
+
+        std::vector<server_slot_view> prompts;
+        for (const auto & slot : slots) {
+            if (slot.n_prompt_batch > 0) {
+                prompts.push_back(slot);
+            }
+        }
+        // a token alone is not worth reading counters
+        const auto [done, n_layers] = prompts.empty() ? std::pair(0.0, 0) : server_report_layers();
+
+        std::lock_guard<std::mutex> lock(mutex_);
+        prompts_.clear();
+        for (const auto & slot : prompts) {
+            prompts_.push_back({ slot.id, slot.n_prompt, slot.n_tokens - slot.n_prompt_batch, slot.n_prompt_batch,
+                                 int32_t(slot.stats->n_prompt_processed), slot.stats->t_prompt_ms() / 1e3 });
+        }
+        start_    = seconds();
+        n_before_ = done;
+        n_layers_ = n_layers * ((n_tokens + pass.n_ubatch - 1) / pass.n_ubatch);
+    }
+
+    void after_pass() override {
+        const double taken = seconds() - start_;
+        if (n_long_ > 0) {
+            pause_ = n_waiting_ > 0 ? taken : 0.0;
+            per_s_ = n_long_ / taken;
+            had_   = 0.0;
+            n_had_ = 0;
+        } else if (n_waiting_ > 0) {
+            had_ += taken;
+            n_had_++;
+        }
+        std::lock_guard<std::mutex> lock(mutex_);
+        prompts_.clear();
+    }
+
+    // The longest answer ends.
+    void overflow(const server_slot_views & slots, int32_t n_cells, int32_t & id) override {
+        int64_t n_all     = 0;
+        int32_t n_longest = -1;
+        for (const auto & slot : slots) {
+            n_all += slot.n_tokens;
+            if (slot.is_writing && slot.n_tokens > n_longest) {
+                n_longest = slot.n_tokens;
+                id        = slot.id;
+            }
+        }
+        id = n_all > n_cells ? id : -1;
+    }
+
+    // The prompts that are read: slot, tokens read and in all, those of this pass, its layers, and seconds left where
+    // known.
+    void values(json & data) override {
+        json         all  = json::array();
+        const double done = server_report_layers().first;
+
+        std::lock_guard<std::mutex> lock(mutex_);
+        const double                n_done = std::min(std::max(done - n_before_, 0.0), n_layers_);
+        for (const auto & prompt : prompts_) {
+            const double n_read = prompt.n_read + prompt.n_pass * (n_layers_ > 0 ? n_done / n_layers_ : 0.0);
+            const double n_left = prompt.n_tokens - (prompt.n_done - prompt.n_read) - n_read;
+            json         one    = {
+                { "slot", prompt.slot },          { "tokens", prompt.n_done },   { "tokens_all", prompt.n_tokens },
+                { "tokens_pass", prompt.n_pass }, { "layers", int64_t(n_done) }, { "layers_all", int64_t(n_layers_) },
+            };
+            if (n_read > 0) {
+                one["seconds_left"] = (prompt.seconds + seconds() - start_) * n_left / n_read;
+            }
+            all.push_back(one);
+        }
+        data["reading"] = all;
+    }
+
+  private:
+    // A prompt that a pass reads a part of.
+    struct prompt_part {
+        int32_t slot;
+        int32_t n_tokens; // the whole prompt
+        int32_t n_done;   // before the pass
+        int32_t n_pass;   // in the pass
+        int32_t n_read;   // before the pass, without those that were kept
+        double  seconds;  // since its reading began
+    };
+
+    // Tokens of long prompts for the next pass, at most n_most, while n_waiting slots wait for a token each. A pass
+    // takes all together a few seconds; then these slots get as much time, and 20 tokens, before the next one.
+    int32_t tokens(int32_t n_waiting, int32_t n_most) const {
+        if (n_waiting == 0) {
+            return n_most;
+        }
+        if (had_ < pause_ || (pause_ > 0.0 && n_had_ < MIN_TOKENS)) {
+            return 0;
+        }
+        const double n = per_s_ * STALL_S / n_waiting;
+        return std::min(n_most, std::max(LEAST, int32_t(std::min(n, double(n_most)))));
+    }
+
+    // The slot whose request is computed alone, if it is its turn; -1: the turn of all others.
+    int32_t next_turn(const server_slot_views & slots, bool can_read) {
+        const size_t last = last_turn_;
+        for (size_t i = 1; i <= slots.size(); i++) {
+            const auto & slot = slots[(last + i) % slots.size()];
+            if (slot.is_busy && !slot.is_waiting && (can_read || slot.n_left <= server_pass::SHORT_PROMPT)) {
+                last_turn_ = slot.id;
+                return slot.is_alone ? slot.id : -1;
+            }
+        }
+        return -1;
+    }
+
+    // The last pass over long prompts, and what those who wait have had since. The thread that computes alone has it.
+    double  pause_     = 0.0; // seconds that others waited for it
+    double  per_s_     = 0.0; // tokens
+    double  had_       = 0.0; // seconds
+    int32_t n_had_     = 0;   // tokens each
+    int32_t n_long_    = 0;   // in the pass that is computed, as n_waiting_
+    int32_t n_waiting_ = 0;
+    size_t  last_turn_ = 0;
+
+    // The pass that is computed. Guarded by mutex_, but for reading by the thread that computes.
+    std::mutex               mutex_;
+    std::vector<prompt_part> prompts_;
+    double                   start_    = 0.0; // seconds()
+    double                   n_before_ = 0.0; // layers
+    double                   n_layers_ = 0.0; // layers of the whole pass
+};
 
 } // namespace
 
-int32_t server_passes_tokens(int32_t n_waiting, int32_t n_most) {
-    if (n_waiting == 0) {
-        return n_most;
-    }
-    if (g_last.had < g_last.pause || (g_last.pause > 0.0 && g_last.n_had < MIN_TOKENS)) {
-        return 0;
-    }
-    const double n = g_last.per_s * STALL_S / n_waiting;
-    return std::min(n_most, std::max(LEAST, int32_t(std::min(n, double(n_most)))));
-}
-
-void server_passes_begin(std::vector<server_passes_prompt> prompts, int32_t n_waiting, int32_t n_long,
-                         int32_t n_batches) {
-    g_last.n_waiting = n_waiting;
-    g_last.n_long    = n_long;
-    // a token alone is not worth reading counters
-    const auto [done, n_layers] = prompts.empty() ? std::pair(0.0, 0) : server_hobbit_layers();
-
-    std::lock_guard<std::mutex> lock(g_pass.mutex);
-    g_pass.prompts  = std::move(prompts);
-    g_pass.start    = seconds();
-    g_pass.n_before = done;
-    g_pass.n_layers = n_layers * n_batches;
-}
-
-void server_passes_end() {
-    const double taken = seconds() - g_pass.start;
-    if (g_last.n_long > 0) {
-        g_last.pause = g_last.n_waiting > 0 ? taken : 0.0;
-        g_last.per_s = g_last.n_long / taken;
-        g_last.had   = 0.0;
-        g_last.n_had = 0;
-    } else if (g_last.n_waiting > 0) {
-        g_last.had += taken;
-        g_last.n_had++;
-    }
-    std::lock_guard<std::mutex> lock(g_pass.mutex);
-    g_pass.prompts.clear();
-}
-
-json server_passes_progress() {
-    json         all  = json::array();
-    const double done = server_hobbit_layers().first;
-
-    std::lock_guard<std::mutex> lock(g_pass.mutex);
-    const double                n_done = std::min(std::max(done - g_pass.n_before, 0.0), g_pass.n_layers);
-    for (const auto & prompt : g_pass.prompts) {
-        const double n_read = prompt.n_read + prompt.n_pass * (g_pass.n_layers > 0 ? n_done / g_pass.n_layers : 0.0);
-        const double n_left = prompt.n_tokens - (prompt.n_done - prompt.n_read) - n_read;
-        json         one    = {
-            { "slot", prompt.slot },          { "tokens", prompt.n_done },   { "tokens_all", prompt.n_tokens },
-            { "tokens_pass", prompt.n_pass }, { "layers", int64_t(n_done) }, { "layers_all", int64_t(g_pass.n_layers) },
-        };
-        if (n_read > 0) {
-            one["seconds_left"] = (prompt.seconds + seconds() - g_pass.start) * n_left / n_read;
-        }
-        all.push_back(one);
-    }
-    return all;
+server_hooks & server_hooks_passes() {
+    static passes_hooks hooks;
+    return hooks;
 }

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: MIT
 #include "server-requests.h"
 
+#include "llama-expert-cache.h"
 #include "server-common.h"
 #include "server-http.h"
 #include "stb/stb_image.h"
 
+#include <cpp-httplib/httplib.h>
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+
+// The memory of requests. With an expert cache all of them together keep to hobbit.requests: they wait for each other,
+// and what could never fit is refused.
 
 namespace {
 
@@ -83,7 +91,7 @@ struct too_large {
 };
 
 // Parts of one request never wait for another request's part of the same share, so nobody waits for ever.
-share g_bodies, g_trees, g_texts;
+share g_bodies, g_trees, g_texts; // the last also of answers
 
 uint64_t g_planned = 0, g_string_byte = 0; // written before the model is loaded
 
@@ -101,164 +109,303 @@ class reading {
     static inline thread_local reading * here = nullptr;
 
     const stop_function & should_stop;
-    std::shared_ptr<void> text; // while it is tokenized, or images and audio while they are decoded
+    std::shared_ptr<void> text;   // while it is tokenized, or images and audio while they are decoded
+    std::shared_ptr<void> answer; // holds answer_bytes
+    uint64_t              answer_bytes = 0;
 };
 
-} // namespace
+// The memory of a body, until it has been parsed or its connection is done with.
+struct body {
+    std::shared_ptr<void> held;
 
-//
-// limits
-//
+    static inline thread_local std::weak_ptr<body> here; // the one that this thread has received
+};
 
-void server_requests_plan(common_params & params) {
-    static const std::string LIMIT = "hobbit.memory";
+// Counts what the tree of a JSON text takes, as its parser will see it: names and texts without their escapes.
+class tree_counter {
+  public:
+    uint64_t bytes() const { return n_values_ * VALUE + n_chars_ * g_string_byte + n_messages_ * MESSAGE; }
 
-#ifdef __GLIBC__
-    // where they are not set they grow to many MiB, which the heap of each thread keeps
-    mallopt(M_MMAP_THRESHOLD, KEPT);
-    mallopt(M_TRIM_THRESHOLD, KEPT);
-#endif
+    bool null() { return value(); }
+    bool boolean(bool) { return value(); }
+    bool number_integer(int64_t) { return value(); }
+    bool number_unsigned(uint64_t) { return value(); }
+    bool number_float(double, const std::string &) { return value(); }
+    bool start_object(size_t) { return value(); }
+    bool start_array(size_t) { return value(); }
+    bool end_object() { return true; }
+    bool end_array() { return true; }
+    bool binary(const nlohmann::json::binary_t &) { return false; }
 
-    auto &     kvs       = params.kv_overrides;
-    const bool has_media = !params.mmproj.path.empty();
-    const auto limit     = std::find_if(kvs.begin(), kvs.end(), [](const auto & kv) { return kv.key == LIMIT; });
-    const auto memory    = uint64_t(limit == kvs.end() ? 0 : limit->val_i64);
-    g_string_byte        = has_media ? MEDIA_BYTE : STRING_BYTE;
-    g_planned =
-        uint64_t(server_hobbit_default(kvs, "hobbit.requests",
-                                       int64_t(hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media))));
-}
-
-uint64_t server_requests_body_limit() {
-    return std::min(LARGEST_BODY, g_bodies.limit());
-}
-
-//
-// reading
-//
-
-std::shared_ptr<void> server_requests_hold_body(uint64_t size, const stop_function & should_stop,
-                                                std::string & reason) {
-    const auto end  = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    auto       held = g_bodies.take(size, [&] { return should_stop() || std::chrono::steady_clock::now() > end; });
-    if (!held) {
-        reason = "other large requests are being read; ask again";
+    bool string(const std::string & text) {
+        n_chars_ += text.size();
+        return value();
     }
-    return held;
-}
+
+    bool key(const std::string & name) {
+        n_messages_ += name == "role";
+        return string(name);
+    }
+
+    // the handler's own parser says what is wrong
+    bool parse_error(size_t, const std::string &, const nlohmann::json::exception &) { return false; }
+
+  private:
+    bool value() {
+        n_values_++;
+        return true;
+    }
+
+    uint64_t n_values_ = 0, n_chars_ = 0, n_messages_ = 0;
+};
 
 // An upper bound on the memory of the tree of a JSON text, and of its copies while it is read.
-static uint64_t tree_bytes(const std::string & text) {
-    uint64_t n_values = 0, n_chars = 0, n_messages = 0;
-    for (size_t i = 0; i < text.size(); i++) {
-        const char c = text[i];
-        if (c != '"') {
-            n_values += c == ',' || c == '[' || c == '{';
-            continue;
-        }
-        n_values++;
-        n_messages += text.compare(i, 6, "\"role\"") == 0;
-        for (i++; i < text.size() && text[i] != '"'; i++, n_chars++) {
-            i += text[i] == '\\';
-        }
-    }
-    return n_values * VALUE + n_chars * g_string_byte + n_messages * MESSAGE;
+uint64_t tree_bytes(const std::string & text) {
+    tree_counter counter;
+    nlohmann::json::sax_parse(text, &counter);
+    return counter.bytes();
 }
 
-static std::string refusal(const char * what, uint64_t size, uint64_t limit) {
-    return string_format("the %s would take %.1f MiB of memory to read, and %.1f MiB are planned for that; shorten it, "
+std::string refusal(const char * what, uint64_t size, const char * for_what, uint64_t limit) {
+    return string_format("%s would take %.1f MiB of memory%s, and %.1f MiB are planned for that; shorten it, "
                          "or start the server with a larger --override-kv hobbit.requests=int:BYTES",
-                         what, double(size) / MIB, double(limit) / MIB);
+                         what, double(size) / MIB, for_what, double(limit) / MIB);
 }
 
 // Waits for the memory that a text or files take. The reading gives it back.
-static void hold(const char * what, uint64_t size) {
+void hold(const char * what, uint64_t size) {
     if (!reading::here) {
         return;
     }
     if (size > g_texts.limit()) {
-        throw too_large{ refusal(what, size, g_texts.limit()) };
+        throw too_large{ refusal(what, size, " to read", g_texts.limit()) };
     }
     reading::here->text.reset();
+    reading::here->answer.reset(); // nobody waits for a part of a share while he holds another
     reading::here->text = g_texts.take(size, reading::here->should_stop);
     if (!reading::here->text) {
         throw std::runtime_error("the client has left");
     }
 }
 
-static void hold_text(size_t n_bytes) {
+void hold_text(size_t n_bytes) {
     if (n_bytes > SMALL_TEXT) {
-        hold("text", n_bytes * TEXT_BYTE);
+        hold("the text", n_bytes * TEXT_BYTE);
     }
 }
 
-void server_requests_bound(bool is_bounded) {
-    const uint64_t all = is_bounded ? g_planned : NO_LIMIT;
-    g_bodies.set_limit(all / 8);
-    g_trees.set_limit(all / 2);
-    g_texts.set_limit(all / 8 * 3);
-    common_before_tokenize = is_bounded ? hold_text : nullptr;
+uint64_t body_limit() {
+    return std::min(LARGEST_BODY, g_bodies.limit());
 }
 
-void server_requests_hold_media(const mtmd_context * ctx, const std::vector<std::vector<unsigned char>> & files) {
-    uint64_t size = 0;
-    for (const auto & file : files) {
-        int        width = 0, height = 0, n_channels = 0;
-        const auto n_samples = mtmd_helper_n_samples(ctx, file.data(), file.size());
-        if (n_samples > 0) {
-            size += n_samples * SAMPLE + SILENCE;
-        } else if (stbi_info_from_memory(file.data(), int(file.size()), &width, &height, &n_channels)) {
-            size += uint64_t(width) * height * PIXEL << stbi_is_16_bit_from_memory(file.data(), int(file.size()));
-        }
-        size = std::min(size, NO_LIMIT); // many that announce far too much
+// Waits for the memory of a body before it is received, and refuses one that could never fit.
+httplib::Server::HandlerResponse receive(const httplib::Request & req, httplib::Response & res) {
+    const uint64_t limit   = body_limit();
+    const bool     chunked = req.has_header("Transfer-Encoding");
+    const uint64_t size    = chunked ? limit : req.get_header_value_u64("Content-Length");
+    if (size > limit) {
+        return httplib::Server::HandlerResponse::Unhandled; // refused before it is received
     }
-    hold("request's images and audio", size);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    auto       own = std::make_shared<body>();
+    own->held =
+        g_bodies.take(size, [&] { return req.is_connection_closed() || std::chrono::steady_clock::now() > end; });
+    if (!own->held) {
+        const auto answer = server_refusal("other large requests are being read; ask again", 503);
+        res.status        = answer->status;
+        res.set_content(answer->data, answer->content_type);
+        return httplib::Server::HandlerResponse::Handled;
+    }
+    const_cast<httplib::Request &>(req).body.reserve(chunked ? 0 : size); // else it doubles
+    body::here = own;
+    res.user_data.set("body", std::move(own));
+    return httplib::Server::HandlerResponse::Unhandled;
 }
 
-void server_requests_check_prompts(uint64_t n) {
-    if (is_bounded() && n > MAX_PROMPTS) {
-        throw std::invalid_argument(
-            string_format("the request has %zu prompts; send at most %zu at once", size_t(n), size_t(MAX_PROMPTS)));
+// A response that holds the memory of the answer until it has been sent.
+void attach(server_http_res & response, std::shared_ptr<void> answer) {
+    if (answer) {
+        response.finish = [finish = std::move(response.finish), answer = std::move(answer)] {
+            if (finish) {
+                finish();
+            }
+        };
     }
 }
 
-static server_http_res_ptr error_response(const std::string & message, int code) {
-    json error    = format_error_response(message, ERROR_TYPE_INVALID_REQUEST);
-    error["code"] = code;
-
-    auto response    = std::make_unique<server_http_res>();
-    response->status = code;
-    response->data   = safe_json_to_str({ { "error", error } });
-    return response;
+// Answers a route that nobody has, and a body that is too large.
+void answer_error(bool is_ollama, httplib::Response & res) {
+    if (!res.body.empty() || (res.status != 404 && res.status != 413)) {
+        return;
+    }
+    json error = { { "message", "File Not Found" }, { "type", "not_found_error" }, { "code", 404 } };
+    if (res.status == 413) {
+        error = format_error_response(string_format("the request has more than %zu bytes, for which this server "
+                                                    "has no memory",
+                                                    size_t(body_limit())),
+                                      ERROR_TYPE_INVALID_REQUEST);
+        error["code"] = 413;
+    }
+    res.set_content(safe_json_to_str({ { "error", is_ollama ? error.at("message") : error } }),
+                    "application/json; charset=utf-8");
 }
 
-server_requests_handler server_requests_bounded(server_requests_handler handler) {
-    return [handler = std::move(handler)](const server_http_req & req) {
-        server_http_res_ptr response;
-        const uint64_t      size = tree_bytes(req.body);
-        if (size > g_trees.limit()) {
-            return error_response(refusal("request", size, g_trees.limit()), 413);
+class requests_hooks : public server_hooks {
+  public:
+    void start(common_params & params) override {
+#ifdef __GLIBC__
+        // where they are not set they grow to many MiB, which the heap of each thread keeps
+        mallopt(M_MMAP_THRESHOLD, KEPT);
+        mallopt(M_TRIM_THRESHOLD, KEPT);
+#endif
+        const auto   is_limit   = [](const auto & kv) { return std::strcmp(kv.key, "hobbit.memory") == 0; };
+        const auto & kvs        = params.kv_overrides;
+        const bool   has_media  = !params.mmproj.path.empty();
+        const bool   is_limited = std::any_of(kvs.begin(), kvs.end(), is_limit);
+        const auto   memory     = uint64_t(is_limited ? server_override(params, "hobbit.memory", 0) : 0);
+        g_string_byte           = has_media ? MEDIA_BYTE : STRING_BYTE;
+        g_planned               = uint64_t(server_override(params, "hobbit.requests",
+                                                           int64_t(hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media))));
+    }
+
+    // Requests are bounded where the model has an expert cache.
+    void use(const llama_context * ctx, std::string &) override {
+        if (!ctx) {
+            return;
         }
-        auto tree = g_trees.take(size, req.should_stop);
-        if (!tree) {
-            return error_response("the client has left", 400);
+        const bool     is_bounded = llama_model_expert_cache(llama_get_model(ctx));
+        const uint64_t all        = is_bounded ? g_planned : NO_LIMIT;
+        g_bodies.set_limit(all / 8);
+        g_trees.set_limit(all / 2);
+        g_texts.set_limit(all / 8 * 3);
+        common_before_tokenize = is_bounded ? hold_text : nullptr;
+        std::lock_guard<std::mutex> lock(mutex_);
+        longest_ = 0;
+    }
+
+    void listen(httplib::Server & server, const common_params & params) override {
+        // a body that stops in the middle holds memory that others wait for
+        server.set_read_timeout(std::min(params.timeout_read, 10));
+        server.set_error_handler([api = params.api_prefix + "/api/"](const auto & req, auto & res) {
+            answer_error(string_starts_with(req.path, api), res);
+        });
+        server.set_pre_request_handler(
+            [&server, is_loaded = std::make_shared<std::once_flag>()](const auto & req, auto & res) {
+                std::call_once(*is_loaded, [&] { server.set_payload_max_length(body_limit()); }); // the model is
+                return receive(req, res);
+            });
+    }
+
+    void wrap(server_handler & handler) override {
+        handler = [inner = std::move(handler)](const server_http_req & req) {
+            std::unique_ptr<server_http_res> response;
+            const uint64_t                   size = tree_bytes(req.body);
+            if (size > g_trees.limit()) {
+                return server_refusal(refusal("the request", size, " to read", g_trees.limit()), 413);
+            }
+            auto tree = g_trees.take(size, req.should_stop);
+            if (!tree) {
+                return server_refusal("the client has left", 400);
+            }
+            {
+                reading here(req);
+                try {
+                    response = inner(req);
+                    attach(*response, std::move(here.answer));
+                } catch (const too_large & e) {
+                    response = server_refusal(e.reason, 413);
+                }
+            }
+            if (is_bounded()) { // an answer may take minutes
+                std::string().swap(const_cast<server_http_req &>(req).body);
+                if (const auto own = body::here.lock()) {
+                    own->held.reset();
+                }
+            }
+            tree.reset();
+            if (response->finish) {
+                response->finish();
+            }
+            return response;
+        };
+    }
+
+    // Throws for a prompt, or one of several, that has more bytes than n_ctx tokens can spell, and for too many
+    // prompts.
+    void prompt(const llama_vocab * vocab, const json & prompt, int32_t n_ctx) override {
+        if (prompt.is_array()) {
+            const bool is_one = prompt.empty() || prompt.at(0).is_number();
+            if (!is_one && is_bounded() && prompt.size() > MAX_PROMPTS) {
+                throw std::invalid_argument(string_format("the request has %zu prompts; send at most %zu at once",
+                                                          prompt.size(), size_t(MAX_PROMPTS)));
+            }
+            for (const json & each : prompt) {
+                if (!each.is_number()) {
+                    this->prompt(vocab, each, n_ctx);
+                }
+            }
+            return;
         }
-        {
-            const reading here(req);
-            try {
-                response = handler(req);
-            } catch (const too_large & e) {
-                response = error_response(e.reason, 413);
+        const size_t size = prompt.is_string() ? prompt.get<std::string>().size() : 0;
+        if (is_bounded() && size > size_t(n_ctx) && size > size_t(n_ctx) * longest_token(vocab)) {
+            throw std::invalid_argument(
+                string_format("the prompt has %zu bytes, more than the context of %d tokens can hold; shorten it", size,
+                              n_ctx));
+        }
+    }
+
+    // Waits for the memory of images' pixels and audio's samples, by what the files announce.
+    void media(const mtmd_context * ctx, const std::vector<std::vector<unsigned char>> & files) override {
+        uint64_t size = 0;
+        for (const auto & file : files) {
+            int        width = 0, height = 0, n_channels = 0;
+            const auto n_samples = mtmd_helper_n_samples(ctx, file.data(), file.size());
+            if (n_samples > 0) {
+                size += n_samples * SAMPLE + SILENCE;
+            } else if (stbi_info_from_memory(file.data(), int(file.size()), &width, &height, &n_channels)) {
+                size += uint64_t(width) * height * PIXEL << stbi_is_16_bit_from_memory(file.data(), int(file.size()));
+            }
+            size = std::min(size, NO_LIMIT); // many that announce far too much
+        }
+        hold("the request's images and audio", size);
+    }
+
+  private:
+    // Looked up once for each model that is loaded.
+    size_t longest_token(const llama_vocab * vocab) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (longest_ == 0) {
+            longest_ = 1;
+            for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); token++) {
+                longest_ = std::max(longest_, std::strlen(llama_vocab_get_text(vocab, token)));
             }
         }
-        if (is_bounded()) { // an answer may take minutes
-            std::string().swap(req.body);
-            req.held.reset();
-        }
-        tree.reset();
-        if (response->finish) {
-            response->finish();
-        }
-        return response;
-    };
+        return longest_;
+    }
+
+    std::mutex mutex_;
+    size_t     longest_ = 0; // guarded by mutex_; 0: not known
+};
+
+} // namespace
+
+void server_requests_hold_answer(uint64_t size, const std::string & what) {
+    if (!reading::here || !is_bounded()) {
+        return;
+    }
+    const uint64_t all = reading::here->answer_bytes += size;
+    if (all > g_texts.limit()) {
+        throw too_large{ refusal(what.c_str(), all, "", g_texts.limit()) };
+    }
+    reading::here->text.reset(); // it is tokenized
+    reading::here->answer.reset();
+    reading::here->answer = all == 0 ? nullptr : g_texts.take(all, reading::here->should_stop);
+    if (all > 0 && !reading::here->answer) {
+        throw std::runtime_error("the client has left");
+    }
+}
+
+server_hooks & server_hooks_requests() {
+    static requests_hooks hooks;
+    return hooks;
 }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#include "server-hooks.h"
+
+#include "server-common.h"
+#include "server-http.h"
+
+// One line for each file with hooks. Requests come first: they bound what the others read.
+#define SERVER_HOOKS(X)                                                                                                \
+    X(requests)                                                                                                        \
+    X(report)                                                                                                          \
+    X(settings)                                                                                                        \
+    X(checkpoints)                                                                                                     \
+    X(passes)                                                                                                          \
+    X(idle)                                                                                                            \
+    X(ollama)
+
+#define DECLARE(name) server_hooks & server_hooks_##name();
+#define ADDRESS(name) &server_hooks_##name(),
+SERVER_HOOKS(DECLARE)
+
+const std::vector<server_hooks *> & server_hooks_all() {
+    static const std::vector<server_hooks *> all = { SERVER_HOOKS(ADDRESS) };
+    return all;
+}
+
+std::unique_ptr<server_http_res> server_answer(const json & data, int status) {
+    auto res    = std::make_unique<server_http_res>();
+    res->status = status;
+    res->data   = safe_json_to_str(data);
+    return res;
+}
+
+std::unique_ptr<server_http_res> server_refusal(const std::string & message, int status) {
+    const bool is_ours = status >= 500;
+    json       error   = format_error_response(message, is_ours ? ERROR_TYPE_UNAVAILABLE : ERROR_TYPE_INVALID_REQUEST);
+    error["code"]      = status;
+    return server_answer({ { "error", error } }, status);
+}
+
+int64_t server_override(common_params & params, const std::string & key, int64_t value) {
+    auto &     kvs   = params.kv_overrides;
+    const auto given = std::find_if(kvs.begin(), kvs.end(), [&](const auto & kv) { return kv.key == key; });
+    if (given != kvs.end()) {
+        return given->tag == LLAMA_KV_OVERRIDE_TYPE_INT ? given->val_i64 : value; // the model's opening refuses it
+    }
+    llama_model_kv_override kv = {};
+    kv.tag                     = LLAMA_KV_OVERRIDE_TYPE_INT;
+    kv.val_i64                 = value;
+    key.copy(kv.key, sizeof(kv.key) - 1);
+    kvs.resize(std::max<size_t>(kvs.size(), 1)); // the end
+    kvs.insert(kvs.begin(), kv);
+    return value;
+}
+
+common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,
+                                  const common_chat_msg & before) {
+    try {
+        return common_chat_parse(text, is_partial, params);
+    } catch (const std::runtime_error & e) {
+        SRV_WRN("%s\n", e.what());
+    }
+    common_chat_msg kept = before;
+    kept.role            = "assistant";
+    if (!is_partial && before.tool_calls.empty()) {
+        const std::string & begun = before.reasoning_content;
+        const size_t        at    = begun.empty() ? 0 : text.find(begun);
+        const std::string   rest  = at == std::string::npos ? "" : text.substr(at + begun.size());
+        kept.content              = string_starts_with(rest, before.content) ? rest : before.content;
+    }
+    return kept;
+}

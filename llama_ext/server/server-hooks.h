@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The interface by which llama-server asks and tells us. The patches call these hooks, and each file that has a part in
+// the server implements some of them. A hook that no file implements does nothing.
+//
+// Thread-safety: the thread that computes calls `use`, `failure` and the hooks of slots and passes. Any thread calls
+// the others; `start`, `listen` and `routes` come before all threads.
+
+#include "hobbit.h"
+#include "llama.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+class common_json;
+struct common_chat_msg;
+struct common_chat_parser_params;
+struct common_params;
+struct mtmd_context;
+struct server_http_context;
+struct server_http_req;
+struct server_http_res;
+struct server_routes;
+struct server_slot_stats;
+struct task_params;
+
+namespace httplib {
+class Server;
+}
+
+namespace server_schema {
+struct field;
+}
+
+using server_handler = std::function<std::unique_ptr<server_http_res>(const server_http_req &)>;
+
+//
+// Arguments of hooks
+//
+
+// Settings of the expert cache that a request brings.
+struct server_task_hobbit {
+    std::vector<hobbit_setting> settings;
+    bool                        alone = false; // its passes are its own
+};
+
+// The precision of a prompt without tokens.
+static constexpr hobbit_precision SERVER_NO_TOKENS = { 1.0, 1.0, 0.0 };
+
+// A slot between two passes.
+struct server_slot_view {
+    int32_t id;
+    bool    is_busy;    // it has a request, of which the next fields tell
+    bool    is_writing; // it waits for a token in each pass
+    bool    is_waiting; // for the prompt that another slot reads
+    bool    is_child;   // it has the prompt of another slot
+    bool    is_alone;   // its passes are its own
+    int32_t n_prompt;   // tokens of the request's prompt
+    int32_t n_left;     // its tokens that are to be computed, as far as known
+    int32_t n_tokens;   // in its memory, with those of the batch
+    int64_t t_last_used;
+    size_t  n_checkpoints, checkpoint_bytes;
+
+    const server_slot_stats * stats;
+
+    int32_t n_batch        = 0; // tokens of the batch
+    int32_t n_prompt_batch = 0; // its part of a prompt
+};
+
+using server_slot_views = std::vector<server_slot_view>;
+
+// A request begins in a slot.
+struct server_slot_start {
+    llama_context *            ctx;
+    int32_t                    id; // the slot's
+    const server_task_hobbit & hobbit;
+    hobbit_precision           prompt;       // lowest precision of the slot's tokens
+    bool                       shares_cells; // with other slots
+
+    hobbit_precision asked        = SERVER_NO_TOKENS; // by the request
+    bool             keeps_prompt = true;             // the slot's tokens may enter the answer
+    std::string      error;                           // why the request is refused; "": it is not
+};
+
+// The next pass: whose turn it is, and how much it reads of long prompts.
+struct server_pass {
+    // A prompt with more tokens left is long: the next pass need not read it.
+    static constexpr int32_t SHORT_PROMPT = 64;
+
+    int32_t n_batch = 0, n_ubatch = 0; // tokens of a pass and of a graph, at most
+
+    std::vector<bool>    turns;      // [slot]
+    std::vector<int32_t> order;      // slots, as they read their prompts
+    int32_t              n_long = 0; // tokens of long prompts that it may still read
+    int32_t              n_read = 0; // tokens of long prompts in the batch
+
+    // The slots in the order in which they read.
+    template <class Slot>
+    std::vector<Slot *> in_order(std::vector<Slot> & slots) const {
+        std::vector<Slot *> all;
+        for (const int32_t id : order) {
+            all.push_back(&slots[id]);
+        }
+        return all;
+    }
+
+    // Tokens that the batch, which has `size`, may have once a prompt of which n_left are left has been added.
+    int32_t most(int32_t n_left, int32_t size) const {
+        return n_left > SHORT_PROMPT ? std::min(n_batch, size + n_long) : n_batch;
+    }
+
+    // n tokens of that prompt were added.
+    void add(int32_t n_left, int32_t n) {
+        if (n_left > SHORT_PROMPT) {
+            n_long -= n;
+            n_read += n;
+        }
+    }
+};
+
+// A slot wants to keep a checkpoint of its context.
+struct server_checkpoint {
+    int32_t id; // the slot's
+    size_t  size;
+
+    int32_t victim = -1; // slot that must give its oldest checkpoint first; -1: none
+    bool    fits   = true;
+};
+
+//
+// The hooks
+//
+
+class server_hooks {
+  public:
+    virtual ~server_hooks() = default;
+
+    // A model is to be loaded: what its plan of memory has to know is added.
+    virtual void start(common_params &) {}
+
+    // The context of a loaded model, and why it cannot be used; with null the model is about to be freed.
+    virtual void use(const llama_context *, std::string & /* failure */) {}
+
+    // The HTTP server is set up, but for its routes.
+    virtual void listen(httplib::Server &, const common_params &) {}
+
+    // Adds routes, and wraps handlers. A router has the route /models/unload.
+    virtual void routes(const server_http_context &, server_routes &) {}
+
+    // Wraps a handler, which may throw.
+    virtual void wrap(server_handler &) {}
+
+    // Adds fields of a request that asks for text.
+    virtual void fields(std::vector<std::unique_ptr<server_schema::field>> &) {}
+
+    // A request that asks for text has been read. Throws std::invalid_argument to refuse it.
+    virtual void request(task_params &) {}
+
+    // A prompt is to be tokenized, or files are to be decoded. These may wait, and throw.
+    virtual void prompt(const llama_vocab *, const common_json &, int32_t /* n_ctx */) {}
+    virtual void media(const mtmd_context *, const std::vector<std::vector<unsigned char>> &) {}
+
+    // May a prompt of n tokens begin beside others, in n_cells that slots share (0: they share none)?
+    virtual void admit(const server_slot_views &, int32_t /* n */, int32_t /* n_cells */, bool & /* may */) {}
+
+    virtual void slot_begins(server_slot_start &) {}
+    virtual void slot_ends(const server_slot_view &) {}
+    virtual void checkpoint(const server_slot_views &, server_checkpoint &) {}
+
+    virtual void plan_pass(const server_slot_views &, server_pass &) {}
+    virtual void before_pass(const server_slot_views &, const server_pass &, int32_t /* n_tokens */) {}
+    virtual void after_pass() {}
+
+    // The slots have used up n_cells that they share: whose answer ends? -1: nobody's.
+    virtual void overflow(const server_slot_views &, int32_t /* n_cells */, int32_t & /* id */) {}
+
+    // A computation failed: why, as far as known.
+    virtual void failure(const llama_context *, std::string &) {}
+
+    // Milliseconds without a request after which the model is unloaded; negative: never.
+    virtual void idle(int64_t & /* ms */) {}
+
+    // The server has something to compute, or nothing.
+    virtual void busy(bool) {}
+
+    // Adds values to the answer of GET /hobbit.
+    virtual void values(common_json &) {}
+};
+
+// The hooks of all files, in the order of server-hooks.cpp.
+const std::vector<server_hooks *> & server_hooks_all();
+
+// Calls one hook of all files.
+template <typename... Params, typename... Args>
+void server_call(void (server_hooks::*hook)(Params...), Args &&... args) {
+    for (server_hooks * each : server_hooks_all()) {
+        (each->*hook)(args...);
+    }
+}
+
+//
+// For hooks, and for the patches
+//
+
+// A whole answer in JSON, or with an error of OpenAI's form.
+std::unique_ptr<server_http_res> server_answer(const common_json & data, int status = 200);
+std::unique_ptr<server_http_res> server_refusal(const std::string & message, int status);
+
+// The value of an override, which is added where it is not given. One of another type counts as not given here, and
+// is refused when the model is opened.
+int64_t server_override(common_params & params, const std::string & key, int64_t value);
+
+// The precision of what the sequence computes next; -1: of a request without settings. Without an expert cache all
+// high.
+hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id = -1);
+
+// Reads an answer. One whose form the parser refuses is kept as text, behind what was read before.
+common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,
+                                  const common_chat_msg & before);

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT
+#include "server-report.h"
+
+#include "llama-expert-cache.h"
+#include "server-common.h"
+#include "server-context.h"
+#include "server-http.h"
+
+#include <map>
+#include <mutex>
+#include <regex>
+
+// The server's report on the expert cache: GET /hobbit and /metrics have its counters, and /health tells why it
+// computes nothing any more.
+
+// The cache of the model that the server has loaded, and its last known counters. Guarded by the mutex.
+static struct {
+    std::mutex     mutex;
+    hobbit_model * model  = nullptr; // holds a reference
+    bool           cached = false;
+    hobbit_info    info   = {};
+
+    uint64_t checkpoint_bytes = UINT64_MAX;
+
+    std::vector<hobbit_resolved_setting> settings; // in the order of hobbit_setting_spec_at
+
+    std::vector<double> counters; // in the order of hobbit_counter_at
+
+    std::vector<uint64_t> layer_hits, layer_misses; // [layer]
+
+    std::string failure; // why the cache computes nothing any more; "": it does
+} g_cache;
+
+//
+// counters
+//
+
+// The counters as they are now, or as they were when the model was last unloaded; empty without an expert cache. Reads
+// the counters of layers as well. REQUIRES: the mutex is held
+static const std::vector<double> & read_counters() {
+    if (!g_cache.model) {
+        return g_cache.counters;
+    }
+    size_t n = 0;
+    while (hobbit_counter_at(n)) {
+        n++;
+    }
+    g_cache.counters.resize(n);
+    hobbit_get_counters(g_cache.model, g_cache.counters.data(), n);
+    g_cache.layer_hits.resize(g_cache.info.n_layers);
+    g_cache.layer_misses.resize(g_cache.info.n_layers);
+    hobbit_get_layer_uses(g_cache.model, g_cache.layer_hits.data(), g_cache.layer_misses.data(), g_cache.info.n_layers);
+    return g_cache.counters;
+}
+
+// One value; those of one metric are neighbours.
+struct hobbit_value {
+    const char * key;    // in JSON
+    const char * metric; // null: none
+    const char * label;  // label of the metric, or null
+    const char * help;   // help of the metric
+    json         value;
+    const char * type = "gauge";
+};
+
+// clang-format off
+static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std::vector<double> & counters) {
+    const char * const high = "precision=\"high\"";
+    const char * const low  = "precision=\"low\"";
+
+    std::vector<hobbit_value> values = {
+        { "n_layers",        "layers",       nullptr,       "Layers with routed experts",                    i.n_layers },
+        { "n_experts",       "experts",      nullptr,       "Experts per layer",                             i.n_experts },
+        { "n_experts_used",  "experts_used", nullptr,       "Experts per layer used for a token",            i.n_experts_used },
+        { "n_tiers",         "tiers",        nullptr,       "Precisions in the model's files",               i.n_tiers },
+        { "tier_bytes_high", "tier_bytes",   high,          "Size of all routed experts on disk",            i.tier_bytes_high },
+        { "tier_bytes_low",  "tier_bytes",   low,           "",                                              i.tier_bytes_low },
+        { "pool_bytes_high", "pool_bytes",   high,          "Size of the expert cache",                      i.pool_bytes_high },
+        { "pool_bytes_low",  "pool_bytes",   low,           "",                                              i.pool_bytes_low },
+        { "pool_slots_high", "pool_slots",   high,          "Experts that fit in the cache",                 i.pool_slots_high },
+        { "pool_slots_low",  "pool_slots",   low,           "",                                              i.pool_slots_low },
+        { "host_bytes_high", "host_bytes",   high,          "Size of the expert cache in host memory, behind the cache of a GPU", i.host_bytes_high },
+        { "host_bytes_low",  "host_bytes",   low,           "",                                              i.host_bytes_low },
+        { "host_slots_high", "host_slots",   high,          "Experts that fit in the cache in host memory",  i.host_slots_high },
+        { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
+        { "snapshot_bytes",  "snapshot_bytes", nullptr,  "Memory for context checkpoints of all slots",   i.snapshot_bytes },
+        { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
+        { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
+        { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },
+    };
+    for (size_t n = 0; n < g_cache.settings.size(); n++) {
+        const hobbit_setting_spec * spec = hobbit_setting_spec_at(n);
+        if (spec->is_live && values.end() == std::find_if(values.begin(), values.end(), [&](auto & v) { return std::string(v.key) == spec->option; })) {
+            const hobbit_resolved_setting & own = g_cache.settings[n];
+            if (spec->choices) { // a metric is a number
+                values.push_back({ spec->option, nullptr, nullptr, "", own.text });
+            } else {
+                values.push_back({ spec->option, spec->option, nullptr, spec->help, own.number });
+            }
+        }
+    }
+    for (size_t n = 0; n < counters.size(); n++) {
+        const hobbit_counter * c       = hobbit_counter_at(n);
+        const bool             seconds = c->kind == HOBBIT_SECONDS;
+        values.push_back({ c->name, c->metric, c->label, c->help, seconds ? json(counters[n]) : json(uint64_t(counters[n])),
+                           c->kind == HOBBIT_STATE ? "gauge" : "counter" });
+    }
+    return values;
+}
+// clang-format on
+
+// The values as they are now, or as they were when the model was last unloaded; none without an expert cache.
+// REQUIRES: the mutex is held
+static std::vector<hobbit_value> current_values() {
+    return g_cache.cached ? hobbit_values(g_cache.info, read_counters()) : std::vector<hobbit_value>();
+}
+
+// The counters by name; none without an expert cache. REQUIRES: the mutex is held
+static std::map<std::string, double> counters_by_name() {
+    const std::vector<double> &   counters = read_counters();
+    std::map<std::string, double> all;
+    for (size_t i = 0; i < counters.size(); i++) {
+        all[hobbit_counter_at(i)->name] = counters[i];
+    }
+    return all;
+}
+
+// The values as Prometheus text; "" without an expert cache.
+static std::string metrics() {
+    std::string               text, previous;
+    std::vector<hobbit_value> values;
+    {
+        std::lock_guard<std::mutex> lock(g_cache.mutex);
+        values = current_values();
+    }
+    for (const hobbit_value & v : values) {
+        if (!v.metric) {
+            continue;
+        }
+        const std::string name = std::string("hobbit_") + v.metric;
+        if (name != previous) {
+            text += "# HELP " + name + " " + v.help + "\n# TYPE " + name + " " + v.type + "\n";
+        }
+        text     += name + (v.label ? std::string("{") + v.label + "}" : "") + " " + v.value.dump() + "\n";
+        previous  = name;
+    }
+    return text;
+}
+
+//
+// failure
+//
+
+// A disk that answers takes milliseconds.
+static constexpr double LONG_READ_S = 3.0;
+
+// "" unless a read takes that long.
+static std::string waiting_for_disk() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    const double                seconds = g_cache.model ? hobbit_oldest_read(g_cache.model) : 0.0;
+    return seconds < LONG_READ_S ? "" : string_format("the disk has not answered a read for %.0f s", seconds);
+}
+
+// '/folder/model.gguf' becomes 'model.gguf'.
+static std::string without_folders(const std::string & text) {
+    return std::regex_replace(text, std::regex("'/([^']*/)?"), "'");
+}
+
+// Why the cache computes nothing any more, or that the disk does not answer, without the folders of files, as
+// everybody may read it; "" where it computes. Waits for no computation.
+static std::string public_failure() {
+    {
+        std::lock_guard<std::mutex> lock(g_cache.mutex);
+        if (!g_cache.failure.empty()) {
+            return without_folders(g_cache.failure);
+        }
+    }
+    return waiting_for_disk();
+}
+
+// Why the cache computes nothing any more; "" where it computes.
+static std::string check(const llama_context * ctx) {
+    char                 err[1024];
+    const hobbit_model * model   = llama_model_expert_cache(llama_get_model(ctx));
+    const std::string    failure = model && !hobbit_check(model, err, sizeof(err)) ? err : "";
+
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    g_cache.failure = failure;
+    return failure;
+}
+
+//
+// for other hooks
+//
+
+bool server_report_is_cached() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return g_cache.cached;
+}
+
+uint64_t server_report_checkpoint_bytes() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return g_cache.checkpoint_bytes;
+}
+
+std::pair<double, int32_t> server_report_layers() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    return { counters_by_name()["layers_computed"], g_cache.cached ? int32_t(g_cache.info.n_layers) : 0 };
+}
+
+// Experts that layers found in memory, and those that they needed, since the model was loaded.
+static std::pair<double, double> uses() {
+    std::lock_guard<std::mutex> lock(g_cache.mutex);
+    auto                        counters = counters_by_name();
+    const double                hits     = counters["hits_high"] + counters["hits_low"];
+    return { hits, hits + counters["misses_high"] + counters["misses_low"] };
+}
+
+//
+// hooks
+//
+
+namespace {
+
+class report_hooks : public server_hooks {
+  public:
+    // With null the model can be freed: its last counters are kept until another one is loaded.
+    void use(const llama_context * ctx, std::string & failure) override {
+        hobbit_model * model = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
+        hobbit_info    info  = {};
+
+        std::vector<hobbit_resolved_setting> settings;
+        if (model) { // both stay, and later they would wait for a computation
+            hobbit_ref(model);
+            hobbit_get_info(model, &info);
+            while (hobbit_setting_spec_at(settings.size())) {
+                settings.emplace_back();
+            }
+            hobbit_get_settings(model, settings.data(), settings.size());
+        }
+        {
+            std::lock_guard<std::mutex> lock(g_cache.mutex);
+            read_counters();
+            hobbit_unref(g_cache.model);
+            g_cache.model = model;
+            if (ctx) {
+                g_cache.cached           = model;
+                g_cache.info             = info;
+                g_cache.settings         = std::move(settings);
+                g_cache.checkpoint_bytes = model ? info.snapshot_bytes : UINT64_MAX;
+            }
+        }
+        failure = ctx ? check(ctx) : "";
+    }
+
+    void failure(const llama_context * ctx, std::string & reason) override {
+        const std::string own = check(ctx);
+        reason                = own.empty() ? reason : own;
+    }
+
+    void routes(const server_http_context & http, server_routes & routes) override {
+        routes.get_health = [get = routes.get_health](const server_http_req & req) {
+            const std::string reason = public_failure();
+            return reason.empty() ? get(req) : server_refusal(reason, 503);
+        };
+        // waits for the computation, but where the disk does not answer
+        routes.get_metrics = [get = routes.get_metrics](const server_http_req & req) {
+            auto res = waiting_for_disk().empty() ? get(req) : std::make_unique<server_http_res>();
+            if (res->data.empty()) {
+                res->content_type = "text/plain; version=0.0.4";
+            }
+            res->data += res->status == 200 ? metrics() : "";
+            return res;
+        };
+        const bool is_router = http.handlers.count("/models/unload") > 0;
+        http.get("/hobbit", is_router ? routes.get_slots : get_hobbit);
+    }
+
+    void slot_begins(server_slot_start & start) override {
+        uses_before_.resize(std::max<size_t>(uses_before_.size(), start.id + 1));
+        uses_before_[start.id] = uses();
+    }
+
+    void slot_ends(const server_slot_view & slot) override {
+        const auto & stats             = *slot.stats;
+        const auto [n_found, n_needed] = uses();
+        const auto [found, needed] =
+            size_t(slot.id) < uses_before_.size() ? uses_before_[slot.id] : std::pair(0.0, 0.0);
+        SRV_INF("slot %d: request ends: %d tokens read at %.2f token/s, %d kept; %d tokens written at %.2f token/s; "
+                "%.0f %% of the experts from memory\n",
+                slot.id, int(stats.n_prompt_processed), stats.n_prompt_tps(), int(stats.n_prompt_cached),
+                int(stats.n_gen), stats.n_gen_tps(),
+                n_needed > needed ? 100.0 * (n_found - found) / (n_needed - needed) : 100.0);
+    }
+
+  private:
+    static std::unique_ptr<server_http_res> get_hobbit(const server_http_req &) {
+        json data = json::object();
+        {
+            std::lock_guard<std::mutex> lock(g_cache.mutex); // once: what is told is of one moment
+            const auto                  values = current_values();
+            data["cached"]                     = !values.empty();
+            for (const hobbit_value & v : values) {
+                data[v.key] = v.value;
+            }
+            if (!values.empty()) {
+                data["hits_by_layer"]   = g_cache.layer_hits;
+                data["misses_by_layer"] = g_cache.layer_misses;
+            }
+        }
+        if (data.size() > 1) {
+            server_call(&server_hooks::values, data);
+        }
+        return server_answer(data);
+    }
+
+    std::vector<std::pair<double, double>> uses_before_; // [slot]: uses() when its request began
+};
+
+} // namespace
+
+server_hooks & server_hooks_report() {
+    static report_hooks hooks;
+    return hooks;
+}

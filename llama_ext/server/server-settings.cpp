@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+#include "llama-expert-cache.h"
+#include "server-common.h"
+#include "server-report.h"
+#include "server-schema.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+
+// Settings of the expert cache that a request brings. It begins a sequence of the cache with them, and computes tokens
+// anew that a slot has in lower precision.
+
+static const std::vector<const hobbit_setting_spec *> & live_settings() {
+    static const auto all = [] {
+        std::vector<const hobbit_setting_spec *> found;
+        for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
+            if (spec->is_live) {
+                found.push_back(spec);
+            }
+        }
+        return found;
+    }();
+    return all;
+}
+
+static std::string live_names() {
+    std::string names;
+    for (const hobbit_setting_spec * spec : live_settings()) {
+        names += std::string(spec->option) + ", ";
+    }
+    return names + "alone";
+}
+
+// The word as a setting takes it, which does not own its text.
+static const char * known_word(const hobbit_setting_spec & spec, const std::string & word) {
+    static std::mutex            mutex;
+    static std::set<std::string> words; // guarded by the mutex
+
+    const auto known = string_split<std::string>(spec.choices, ' ');
+    if (std::find(known.begin(), known.end(), word) == known.end()) {
+        throw std::invalid_argument(
+            string_format("%s is '%s', and must be one of %s", spec.option, word.c_str(), spec.choices));
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    return words.insert(word).first->c_str();
+}
+
+// Reads live settings like {"t1": 0.6, "t2": 0.9}, and alone. Throws std::invalid_argument.
+static std::vector<hobbit_setting> parse_settings(const json & data, bool & alone) {
+    if (!data.is_object()) {
+        throw std::invalid_argument(
+            "must be an object like {\"quality\": \"fast\"}, {\"t1\": 0.6, \"t2\": 0.9} or {\"price\": 0.01}");
+    }
+    std::vector<hobbit_setting> changes;
+    for (const auto & item : data.items()) {
+        if (item.key() == "alone") {
+            if (!item.value().is_boolean()) {
+                throw std::invalid_argument("alone must be true or false");
+            }
+            alone = item.value().get<bool>();
+            continue;
+        }
+        const auto & live = live_settings();
+        const auto   spec = std::find_if(live.begin(), live.end(), [&](auto * s) { return item.key() == s->option; });
+        if (spec == live.end()) {
+            throw std::invalid_argument(
+                string_format("has no '%s', only %s", item.key().c_str(), live_names().c_str()));
+        }
+        const bool is_word = (*spec)->choices;
+        if (is_word && item.value().is_string()) {
+            changes.push_back({ (*spec)->key, 0.0, known_word(**spec, item.value().get<std::string>()) });
+        } else if (!is_word && item.value().is_number()) {
+            changes.push_back({ (*spec)->key, item.value().get<double>(), nullptr });
+        } else if (!item.value().is_null()) {
+            const std::string what = is_word ? std::string("one of ") + (*spec)->choices : "a number";
+            throw std::invalid_argument(string_format("%s must be %s", item.key().c_str(), what.c_str()));
+        }
+    }
+    return changes;
+}
+
+// The settings of a model's name: high precision alone where it ends with -exact, else none.
+static std::vector<hobbit_setting> settings_of_name(const json & name) {
+    if (!name.is_string() || !string_ends_with(name.get<std::string>(), "-exact") || !server_report_is_cached()) {
+        return {}; // without a cache exact in any case
+    }
+    return { { "hobbit.quality", 0.0, "lossless" } };
+}
+
+hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id) {
+    const hobbit_context * context = llama_expert_cache_context(ctx);
+    return context ? hobbit_sequence_precision(context, seq_id) : SERVER_NO_TOKENS;
+}
+
+namespace {
+
+class settings_hooks : public server_hooks {
+  public:
+    void fields(std::vector<std::unique_ptr<server_schema::field>> & all) override {
+        using namespace server_schema;
+        static const std::string help =
+            "Settings of the expert cache for this request: an object with some of " + live_names();
+
+        all.emplace_back((new field_json("model"))
+                             ->set_desc("The model's name. One that ends with -exact asks for high precision alone")
+                             ->set_handler([](field_eval_context & ctx, const json & data) {
+                                 ctx.params.hobbit.settings = settings_of_name(data.at("model"));
+                             }));
+        all.emplace_back((new field_json("hobbit"))
+                             ->set_desc(help.c_str())
+                             ->set_handler([](field_eval_context & ctx, const json & data) {
+                                 auto & hobbit   = ctx.params.hobbit;
+                                 hobbit.settings = parse_settings(data.at("hobbit"), hobbit.alone);
+                             }));
+    }
+
+    void slot_begins(server_slot_start & start) override {
+        hobbit_context * context = llama_expert_cache_context(start.ctx);
+        const auto &     changes = start.hobbit.settings;
+        char             err[1024];
+        if (context) {
+            hobbit_begin_sequence(context, start.id);
+        }
+        if (!context && !changes.empty()) {
+            start.error = "Field 'hobbit': this model runs without an expert cache, so it has no thresholds";
+        } else if (!changes.empty() && !hobbit_change_sequence_settings(context, start.id, changes.data(),
+                                                                        changes.size(), err, sizeof(err))) {
+            start.error = std::string("Field 'hobbit': ") + err;
+        } else if (start.hobbit.alone && start.shares_cells) {
+            start.error = "Field 'hobbit': alone needs a context of its own for each slot: start the server with "
+                          "--no-kv-unified";
+        }
+        start.asked        = server_precision(start.ctx, start.id);
+        start.keeps_prompt = !start.hobbit.alone && hobbit_precision_covers(start.prompt, start.asked);
+    }
+};
+
+} // namespace
+
+server_hooks & server_hooks_settings() {
+    static settings_hooks hooks;
+    return hooks;
+}
