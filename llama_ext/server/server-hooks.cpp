@@ -7,6 +7,7 @@
 // One line for each file with hooks. Requests come first: they bound what the others read.
 #define SERVER_HOOKS(X)                                                                                                \
     X(requests)                                                                                                        \
+    X(bounds)                                                                                                          \
     X(report)                                                                                                          \
     X(settings)                                                                                                        \
     X(checkpoints)                                                                                                     \

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""No field of a request for text sizes what the server allocates or computes beyond its memory."""
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import PROMPT, Answer, Server, serving
+
+_SCHEMA = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "tools" / "server" / "server-schema.cpp"
+_LIMIT = 200 << 20
+_SLACK = 8 << 20
+_MOST_S = 30
+_INT = 2**31 - 1
+# what a penalty has to be given for its window to be used
+_WINDOWS = {"repeat_penalty": 1.1, "dry_multiplier": 0.8}
+
+# A row for each field of the schema: its least, a usual, its largest, and values beyond. What bounds it is said where it
+# is not its own range.
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "verbose": (False, True, 2),
+    "timings_per_token": (False, True, 2),
+    "stream": (False, True, "x"),
+    "stream_options": ({}, {"include_usage": True}, [1]),
+    "include_usage": (False, True, 1),  # within stream_options
+    "cache_prompt": (False, True, 0),
+    "return_tokens": (False, True, 1),
+    "return_progress": (False, True, 1),
+    "sse_ping_interval": (-1, 1, _INT, 2**40),
+    "n_predict": (-1, 8, _INT, 2.9, 2**40),  # the context
+    "n_indent": (0, 4, _INT, -1),
+    "n_keep": (-1, 8, _INT, -2),
+    "n_discard": (0, 8, _INT, -1),
+    "n_cmpl": (1, 2, 4, 0, 5, _INT),  # the slots
+    "n_cache_reuse": (0, 8, _INT, -1),
+    "t_max_predict_ms": (-1, 100, _INT),
+    "response_fields": ([], ["content"], ["x" * 1000] * 1000),
+    "top_k": (0, 40, _INT, -1),
+    "top_p": (0, 0.9, 1, 1e30),
+    "min_p": (0, 0.1, 1, -1e30),
+    "top_n_sigma": (-1, 2, 1e30),
+    "xtc_probability": (0, 0.5, 1, 1e30),
+    "xtc_threshold": (0, 0.1, 1, 1e30),
+    "typical_p": (0, 0.5, 1, 1e30),
+    "temperature": (0, 0.8, 1e30, -1),
+    "dynatemp_range": (0, 0.5, 1e30),
+    "dynatemp_exponent": (0, 1, 1e30),
+    "repeat_last_n": (0, 64, 20_000_000, _INT, -1),  # the context
+    "repeat_penalty": (0, 1.1, 1e30),
+    "frequency_penalty": (-2, 0.5, 1e30),
+    "presence_penalty": (-2, 0.5, 1e30),
+    "dry_multiplier": (0, 0.8, 1e30),
+    "dry_base": (1, 1.75, 1e30),
+    "dry_allowed_length": (0, 2, _INT, -1),
+    "dry_penalty_last_n": (0, 64, 20_000_000, _INT, -1),  # the context
+    "mirostat": (0, 2, 3),
+    "mirostat_tau": (0, 5, 1e30),
+    "mirostat_eta": (0, 0.1, 1e30),
+    "adaptive_target": (-1, 0.5, 1),
+    "adaptive_decay": (0, 0.9, 0.99, 1),
+    "seed": (0, 7, _INT),
+    "n_probs": (0, 5, 100_000, _INT, -1),  # the vocabulary, and memory of answers
+    "min_keep": (0, 5, _INT),
+    "backend_sampling": (False, True, 1),
+    "post_sampling_probs": (False, True, 1),
+    "lora": ([], [{"id": 0, "scale": 1}], [{"id": 0, "scale": 1}] * 5000),
+    "dry_sequence_breakers": (["\n"], ["\n", ":"], ["x" * 40] * 32, ["x" * 41], ["x"] * 33, []),
+    "json_schema": ({}, {"type": "object"}, {"enum": ["x" * 50] * 2000}),
+    "grammar_lazy": (False, True, 1),
+    "chat_format": (0, 1, 99),
+    "reasoning_format": ("none", "auto", "x"),
+    "generation_prompt": ("", "x", "x" * 10_000),
+    "parse_tool_calls": (False, True, 1),
+    "chat_parser": ("", "x"),
+    "continue_final_message": (False, True, 1),
+    "echo": (False, True, 1),
+    "preserved_tokens": ([], ["x"], ["x"] * 5000),
+    "grammar_triggers": (
+        [],
+        [{"type": 1, "value": "x"}],
+        [{"type": 2, "value": "x" * 8193}],
+        [{"type": 99, "value": "x"}],
+    ),
+    "reasoning_control": (False, True, 1),
+    "reasoning_budget_tokens": (-1, 8, _INT),
+    "reasoning_budget_start_tag": ("", "x", "x" * 10_000),
+    "reasoning_budget_end_tags": ([], ["x"], ["x" * 10] * 1000),
+    "reasoning_budget_message": ("", "x", "x" * 10_000),
+    "logit_bias": ([], [[5, 1]], [["xyz" * 400, 1]] * 20, {"5": 1}),  # the vocabulary
+    "ignore_eos": (False, True, 1),
+    "stop": ([], ["x"], ["x" * 100] * 1000, ""),
+    "samplers": ([], ["top_k"], ["penalties"] * 4000, ["dry"] * 2000, "k" * 100_000),  # each once
+}
+
+
+def _schema() -> set[str]:
+    """The names of llama.cpp's fields, without those that its preprocessor leaves out."""
+    text = re.sub(r"(?ms)^#if 0\n.*?^#endif\n", "", _SCHEMA.read_text())
+    text = re.sub(r"(?m)^\s*//.*", "", text)
+    return set(re.findall(r'new field_\w+(?:<\w+>)?\("([\w.]+)"', text))
+
+
+def test_each_field_of_the_schema_has_a_row() -> None:
+    assert _schema() == FIELDS.keys()
+
+
+@pytest.fixture(scope="module")
+def bounded(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("bounds") / "log"
+    with serving(tiny_gguf, log, "--memory", _LIMIT, "--parallel", 4, "--ctx-size", 2048) as server:
+        yield server
+
+
+def _ask(server: Server, **fields: object) -> Answer:
+    start = time.monotonic()
+    answer = server.request("/completion", {"prompt": PROMPT, "n_predict": 4, **_WINDOWS, **fields})
+    assert time.monotonic() - start < _MOST_S
+    assert answer.status in (200, 400, 413), answer.text
+    return answer
+
+
+def test_each_field_keeps_to_the_memory_whatever_its_value(bounded: Server) -> None:
+    accepted = 0
+    for name, values in FIELDS.items():
+        for value in values:
+            accepted += _ask(bounded, **{name: value}).status == 200
+            assert bounded.peak() <= _LIMIT + _SLACK, (name, str(value)[:50])
+    assert accepted * 2 > sum(map(len, FIELDS.values()))
+
+
+def test_random_requests_keep_to_the_memory(bounded: Server) -> None:
+    numbers = random.Random(3)
+    accepted = 0
+    for _ in range(60):
+        names = numbers.sample(sorted(FIELDS.keys() - {"n_predict"}), 2)
+        fields = {name: numbers.choice(FIELDS[name][:3]) for name in names}
+        accepted += _ask(bounded, **fields).status == 200
+    assert accepted >= 30
+    assert bounded.peak() <= _LIMIT + _SLACK
+
+
+def test_a_window_reaches_as_far_as_the_context(bounded: Server) -> None:
+    wide, context = (_ask(bounded, n_predict=32, temperature=0, repeat_last_n=n).json for n in (_INT, 512))
+    assert wide["content"] == context["content"]
+    assert wide["generation_settings"]["repeat_last_n"] == 512  # 2048 for four slots
+
+
+def test_a_sampler_runs_once(bounded: Server) -> None:
+    answer = _ask(bounded, samplers=["penalties"] * 4000 + ["top_k"]).json
+    assert answer["generation_settings"]["samplers"] == ["penalties", "top_k"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_of_an_answer_have_their_share(bounded: Server, stream: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "stream": stream}
+    few = bounded.request("/v1/chat/completions", {**body, "max_tokens": 16, "top_logprobs": 20})
+    assert few.status == 200
+    assert few.text.count('"top_logprobs"') == 16 or not stream
+    many = {**body, "max_tokens": 400, "top_logprobs": 512, "ignore_eos": True}
+    answer = bounded.request("/v1/chat/completions", many)
+    if stream:
+        assert answer.status == 200
+    else:
+        assert answer.status == 413
+        assert "512 probabilities for each of 400 tokens would take" in answer.error
+    assert bounded.peak() <= _LIMIT + _SLACK
+
+
+def test_an_escape_in_a_name_counts_as_what_it_spells(bounded: Server) -> None:
+    messages = ", ".join(['{"\\u0072ole": "user", "content": "a"}'] * 5000)
+    body = f'{{"max_tokens": 1, "messages": [{messages}]}}'.encode()
+    plain = json.dumps({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}] * 5000}).encode()
+    for path in ("/apply-template", "/v1/chat/completions", "/api/chat"):
+        assert bounded.request(path, body).status == 413
+        assert bounded.request(path, plain).status == 413
+    assert bounded.peak() <= _LIMIT + _SLACK
