@@ -76,7 +76,7 @@ class bounds_hooks : public server_hooks {
                                     string_format("%d probabilities for each of %d tokens", n_probs, n_tokens));
     }
 
-    std::atomic<int32_t> n_ctx_{ 0 }, n_vocab_{ 0 }; // of a slot, and of the model
+    std::atomic<int32_t> n_ctx_{ 0 }, n_vocab_{ 0 }; // tokens of a slot and of the vocabulary
 };
 
 } // namespace

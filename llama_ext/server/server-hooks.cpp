@@ -13,7 +13,8 @@
     X(checkpoints)                                                                                                     \
     X(passes)                                                                                                          \
     X(idle)                                                                                                            \
-    X(ollama)
+    X(ollama)                                                                                                          \
+    X(pages)
 
 #define DECLARE(name) server_hooks & server_hooks_##name();
 #define ADDRESS(name) &server_hooks_##name(),

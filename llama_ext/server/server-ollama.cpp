@@ -1,128 +1,71 @@
 // SPDX-License-Identifier: MIT
+#include "server-ollama.h"
+
 #include "server-common.h"
 #include "server-context.h"
 #include "server-hooks.h"
 #include "server-http.h"
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <mutex>
 
-// Ollama's API, which many programs know alone: mapped to the server's own handlers. And the panel, a page that shows
-// the expert cache beside the conversation.
+// Ollama's API, which many programs know alone: mapped to the server's own handlers.
 
 static constexpr const char * VERSION   = "0.12.0"; // the API's
 static constexpr int64_t      NOT_GIVEN = INT64_MIN;
 
-static std::atomic<int64_t> g_idle_ms = NOT_GIVEN; // by keep_alive of the last request
+// Milliseconds of keep_alive: of the last request, and of the one that this thread reads. And of the server's option.
+static std::atomic<int64_t> g_idle_ms = NOT_GIVEN;
+static thread_local int64_t g_keep_ms = NOT_GIVEN;
+static std::atomic<int64_t> g_own_ms  = -1;
+
+static std::mutex  g_mutex;
+static std::string g_architecture =
+    "hobbit"; // guarded by g_mutex; a router does not know it
+
+static std::string architecture() {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    return g_architecture;
+}
+
+static int64_t idle_ms() {
+    const int64_t given = g_idle_ms;
+    return given == NOT_GIVEN ? g_own_ms.load() : given;
+}
 
 // The handlers that requests are mapped to. A router passes requests to the models' servers as they are.
 struct ollama_routes {
-    server_handler chat, completions, models, props, adapters;
+    server_handler chat, completions, embeddings, models, props, adapters;
     server_handler unload; // a router has it, others null
 };
 
-// Milliseconds of a number of seconds, or of a text like 90s, 5m or 1h30m.
-static int64_t duration_ms(const json & value) {
-    const std::string                          text = value.is_string() ? value.get<std::string>() : value.dump() + "s";
-    static const std::map<std::string, double> units = {
-        { "ms", 1 }, { "s", 1e3 }, { "m", 60e3 }, { "h", 3600e3 }, { "", 1e3 }
-    };
-    double       sum = 0;
-    const char * at  = text.c_str();
-    do {
-        char *            end    = nullptr;
-        const double      number = std::strtod(at, &end);
-        const std::string unit(end, std::strspn(end, "hms"));
-        if (end == at || !units.count(unit) || !(std::abs(number) < 1e9)) {
-            throw std::invalid_argument("keep_alive must be seconds, or a text like 5m");
-        }
-        sum += std::abs(number) * units.at(unit);
-        at   = end + unit.size();
-    } while (*at);
-    return int64_t(text[0] == '-' ? -sum : sum);
-}
-
-static std::string now() {
-    const std::time_t t = std::time(nullptr);
-    std::tm           utc;
-    char              text[32];
+static std::string time_text(std::time_t t) {
+    std::tm utc;
+    char    text[32];
     std::strftime(text, sizeof(text), "%FT%TZ", gmtime_r(&t, &utc));
     return text;
 }
 
-// Clients that know tags send NAME:latest.
-static std::string name_of(const json & body) {
-    const std::string name   = body.value("model", body.value("name", ""));
-    const std::string latest = ":latest";
-    return string_ends_with(name, latest) ? name.substr(0, name.size() - latest.size()) : name;
+static std::string now() {
+    return time_text(std::time(nullptr));
 }
 
-//
-// requests
-//
-
-static json openai_message(json message) {
-    if (message.contains("images")) {
-        json parts = json::array({ json{ { "type", "text" }, { "text", message.value("content", "") } } });
-        for (const json & image : message.at("images")) {
-            const std::string url = "data:image/png;base64," + image.get<std::string>();
-            parts.push_back({ { "type", "image_url" }, { "image_url", json{ { "url", url } } } });
+// 64 hexadecimal digits, by which clients tell models apart: they are the same for the same name and sizes. (FNV-1a)
+static std::string digest(const std::string & text) {
+    std::string digits;
+    uint64_t    hash = 14695981039346656037u;
+    for (int part = 0; part < 4; part++) {
+        for (const char c : text) {
+            hash = (hash ^ uint8_t(c)) * 1099511628211u;
         }
-        message["content"] = parts;
+        digits += string_format("%016llx", static_cast<unsigned long long>(hash));
     }
-    if (message.contains("tool_calls")) {
-        size_t n = 0;
-        for (json & call : message.at("tool_calls")) {
-            call["type"]                  = "function";
-            call["id"]                    = "call_" + std::to_string(n++);
-            call["function"]["arguments"] = call.at("function").at("arguments").dump();
-        }
-    }
-    return message;
-}
-
-static json openai_body(const json & body, bool is_chat, bool is_raw) {
-    json out = body.value("options", json::object()); // llama-server has the same names, but for one
-    if (out.contains("num_predict")) {
-        out["max_tokens"] = out.at("num_predict");
-    }
-    for (const char * key : { "tools", "hobbit" }) {
-        if (body.contains(key)) {
-            out[key] = body.at(key);
-        }
-    }
-    out["model"]  = name_of(body);
-    out["stream"] = json_value(body, "stream", true);
-    if (const json think = body.value("think", json()); !think.is_null()) {
-        out["chat_template_kwargs"] = json{ { think.is_string() ? "reasoning_effort" : "enable_thinking", think } };
-    }
-    if (const json format = body.value("format", json()); format.is_object()) {
-        out["response_format"] = json{ { "type", "json_schema" }, { "json_schema", json{ { "schema", format } } } };
-    } else if (format == "json") {
-        out["response_format"] = json{ { "type", "json_object" } };
-    }
-    if (is_raw) {
-        out["prompt"] = body.at("prompt");
-        return out;
-    }
-    json messages = body.value("messages", json::array());
-    if (!is_chat) {
-        if (body.contains("system")) {
-            messages.push_back({ { "role", "system" }, { "content", body.at("system") } });
-        }
-        json message = { { "role", "user" }, { "content", body.at("prompt") } };
-        if (body.contains("images")) {
-            message["images"] = body.at("images");
-        }
-        messages.push_back(message);
-    }
-    out["messages"] = json::array();
-    for (const json & message : messages) {
-        out["messages"].push_back(openai_message(message));
-    }
-    return out;
+    return digits;
 }
 
 //
@@ -140,7 +83,7 @@ struct ollama_res : server_http_res {
         }
     }
 
-    // A line of the answer. fields: of the message
+    // fields: of the message
     json line(const json & fields) const {
         json   out   = { { "model", model }, { "created_at", now() }, { "done", false } };
         json   own   = { { "role", "assistant" }, { "content", "" } };
@@ -157,7 +100,7 @@ struct ollama_res : server_http_res {
         return out;
     }
 
-    // The last line. reason: why the answer ends.  t: timings of the server
+    // reason: why the answer ends.  t: timings of the server
     json last_line(const json & fields, const std::string & reason, const json & t = json::object()) const {
         const auto get = [&](const char * key, double unit) { return int64_t(t.value(key, 0.0) * unit); };
 
@@ -221,10 +164,11 @@ struct ollama_res : server_http_res {
         pending += chunk;
         std::string out;
         for (size_t end = pending.find("\n\n"); end != std::string::npos; end = pending.find("\n\n")) {
-            const size_t start = pending.find("data: ");
-            const json   event = json::parse_no_throw(start < end ? pending.substr(start + 6, end - start - 6) : "");
+            const size_t start   = pending.find("data: ");
+            const json   event   = json::parse_no_throw(start < end ? pending.substr(start + 6, end - start - 6) : "");
+            const bool   is_ping = pending[0] == ':'; // nothing new, but the server lives
             pending.erase(0, end + 2);
-            out += event.is_discarded() ? "" : lines(event); // a ping, or the end
+            out += is_ping ? safe_json_to_str(line(json::object())) + "\n" : event.is_discarded() ? "" : lines(event);
         }
         return out;
     }
@@ -246,9 +190,9 @@ static server_http_req changed(const server_http_req & req, const std::string & 
 
 static server_http_res_ptr generate(const server_http_req & req, const ollama_routes & routes, bool is_chat) {
     json              body     = json::parse(req.body);
-    const std::string model    = name_of(body);
+    const std::string model    = server_ollama_name(body);
     const json        keep     = body.value("keep_alive", json());
-    const bool        unloads  = !keep.is_null() && duration_ms(keep) == 0;
+    const bool        unloads  = !keep.is_null() && server_ollama_duration_ms(keep) == 0;
     const bool        is_raw   = !is_chat && json_value(body, "raw", false);
     const json        prompt   = body.value(is_chat ? "messages" : "prompt", json());
     const bool        is_empty = prompt.is_string() ? prompt == "" : prompt.empty();
@@ -265,15 +209,17 @@ static server_http_res_ptr generate(const server_http_req & req, const ollama_ro
         }
         return res;
     }
-    g_idle_ms = keep.is_null() ? NOT_GIVEN : duration_ms(keep);
+    g_keep_ms = keep.is_null() ? NOT_GIVEN : server_ollama_duration_ms(keep);
     if (is_empty) {
+        g_idle_ms = g_keep_ms;
         if (!unloads) {
             routes.adapters(req); // any task loads a model that sleeps, and its idle time begins anew
         }
         return server_answer(form.last_line({}, unloads ? "unload" : "load"));
     }
     const std::string path = is_raw ? "/v1/completions" : "/v1/chat/completions";
-    auto res    = std::make_unique<ollama_res>(changed(req, path, openai_body(body, is_chat, is_raw)), model, is_chat);
+    auto              res =
+        std::make_unique<ollama_res>(changed(req, path, server_ollama_body(body, is_chat, is_raw)), model, is_chat);
     res->inner  = (is_raw ? routes.completions : routes.chat)(res->request);
     res->finish = [self = res.get()] {
         auto & inner = *self->inner;
@@ -297,6 +243,29 @@ static server_http_res_ptr generate(const server_http_req & req, const ollama_ro
     return res;
 }
 
+// is_old: the route takes one text, and answers with one vector
+static server_http_res_ptr embed(const server_http_req & req, const ollama_routes & routes, bool is_old) {
+    const json        body  = json::parse(req.body);
+    const std::string model = server_ollama_name(body);
+    const json        input = { { "model", model }, { "input", body.at(is_old ? "prompt" : "input") } };
+    const auto        inner = routes.embeddings(changed(req, "/v1/embeddings", input));
+    const json        found = json::parse(inner->data);
+    if (found.contains("error")) {
+        return server_answer({ { "error", found.at("error").at("message") } }, inner->status);
+    }
+    json vectors = json::array();
+    for (const json & each : found.at("data")) {
+        vectors.push_back(each.at("embedding"));
+    }
+    if (is_old) {
+        return server_answer({ { "embedding", vectors.at(0) } });
+    }
+    const json used = found.value("usage", json::object());
+    return server_answer({ { "model", model },
+                           { "embeddings", vectors },
+                           { "prompt_eval_count", int64_t(used.value("prompt_tokens", 0.0)) } });
+}
+
 //
 // models
 //
@@ -306,6 +275,12 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
     const json props = routes.unload ? json::object() : json::parse(routes.props(req)->data);
     const json all   = json::parse(routes.models(req)->data);
     json       out   = json::array();
+
+    std::error_code   failure;
+    const auto        written  = std::filesystem::last_write_time(props.value("model_path", ""), failure);
+    const auto        age      = std::filesystem::file_time_type::clock::now() - written;
+    const auto        seconds  = std::chrono::duration_cast<std::chrono::seconds>(age).count();
+    const std::string modified = time_text(std::time(nullptr) - (failure ? 0 : seconds));
     for (const json & model : all.at("data")) {
         const json        own   = props.value("is_sleeping", false) ? "sleeping" : "loaded";
         const std::string state = model.value("status", json::object()).value("value", own).get<std::string>();
@@ -321,10 +296,23 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
             if (loaded_only && (state != "loaded" || name != id)) {
                 continue;
             }
-            json entry           = { { "name", name }, { "model", name }, { "digest", "" }, { "meta", meta } };
-            entry["size"]        = int64_t(meta.value("size", 0.0));
-            entry["modified_at"] = now();
-            entry["details"]     = json{ { "format", "gguf" }, { "quantization_level", meta.value("ftype", "") } };
+            const int64_t n_params  = int64_t(meta.value("n_params", 0.0));
+            const int64_t size      = int64_t(meta.value("size", 0.0));
+            json          entry     = { { "name", name }, { "model", name }, { "size", size } };
+            entry["digest"]         = digest(id.get<std::string>() + ' ' + meta.dump());
+            entry["modified_at"]    = modified;
+            entry["details"]        = json{ { "parent_model", "" },
+                                            { "format", "gguf" },
+                                            { "family", architecture() },
+                                            { "families", json() },
+                                            { "parameter_size", string_format("%.1fB", double(n_params) / 1e9) },
+                                            { "quantization_level", meta.value("ftype", "") } };
+            entry["context_length"] = int64_t(meta.value("n_ctx", 0.0));
+            if (loaded_only) {
+                const int64_t ms    = idle_ms();
+                entry["expires_at"] = time_text(std::time(nullptr) + (ms < 0 ? 100LL * 365 * 86400 : ms / 1000));
+                entry["size_vram"]  = 0;
+            }
             out.push_back(entry);
         }
     }
@@ -332,7 +320,7 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
 }
 
 static server_http_res_ptr show(const server_http_req & req, const ollama_routes & routes) {
-    const std::string name  = name_of(json::parse(req.body));
+    const std::string name  = server_ollama_name(json::parse(req.body));
     const json        found = models(req, routes, false);
     for (const json & model : found.at("models")) {
         if (model.at("name") != name) {
@@ -341,9 +329,10 @@ static server_http_res_ptr show(const server_http_req & req, const ollama_routes
         const json props = routes.unload ? json::object() : json::parse(routes.props(req)->data);
         json       out   = model;
         out["template"]  = props.value("chat_template", "");
-        // clients look for the context under the architecture's name, which no handler tells
-        out["model_info"]   = json{ { "general.architecture", "hobbit" },
-                                    { "hobbit.context_length", int64_t(model.at("meta").value("n_ctx", 0.0)) } };
+        // clients look for the context under the architecture's name
+        const std::string arch = model.at("details").at("family").get<std::string>();
+        out["model_info"] =
+            json{ { "general.architecture", arch }, { arch + ".context_length", model.at("context_length") } };
         out["capabilities"] = json::array({ "completion" });
         if (props.value("chat_template_caps", json::object()).value("supports_tools", false)) {
             out["capabilities"].push_back("tools");
@@ -359,11 +348,15 @@ static server_http_res_ptr show(const server_http_req & req, const ollama_routes
 static server_handler api(server_handler own) {
     server_call(&server_hooks::wrap, own);
     return [own](const server_http_req & req) -> server_http_res_ptr {
+        g_keep_ms = NOT_GIVEN;
         try {
-            return own(req);
+            auto res  = own(req);
+            g_keep_ms = NOT_GIVEN;
+            return res;
         } catch (const std::exception & e) {
             const bool is_bad =
                 dynamic_cast<const std::invalid_argument *>(&e) || dynamic_cast<const common_json_error *>(&e);
+            g_keep_ms = NOT_GIVEN;
             return server_answer({ { "error", e.what() } }, is_bad ? 400 : 500);
         }
     };
@@ -373,15 +366,27 @@ namespace {
 
 class ollama_hooks : public server_hooks {
   public:
+    void use(const llama_context * ctx, std::string &) override {
+        char name[64];
+        if (ctx && llama_model_meta_val_str(llama_get_model(ctx), "general.architecture", name, sizeof(name)) > 0) {
+            std::lock_guard<std::mutex> lock(g_mutex);
+            g_architecture = name;
+        }
+    }
+
+    // Any request for text says when the model is unloaded: by its own keep_alive, or by the server's option.
+    void request(task_params &) override { g_idle_ms = g_keep_ms; }
+
     void idle(int64_t & ms) override {
-        const int64_t given = g_idle_ms;
-        ms                  = given == NOT_GIVEN ? ms : given;
+        g_own_ms = ms;
+        ms       = idle_ms();
     }
 
     void routes(const server_http_context & http, server_routes & own) override {
         const auto          unload = http.handlers.find("/models/unload");
         const ollama_routes routes = { own.post_chat_completions,
                                        own.post_completions_oai,
+                                       own.post_embeddings_oai,
                                        own.get_models,
                                        own.get_props,
                                        own.get_lora_adapters,
@@ -390,19 +395,23 @@ class ollama_hooks : public server_hooks {
             http.post(is_chat ? "/api/chat" : "/api/generate",
                       api([routes, is_chat](const auto & req) { return generate(req, routes, is_chat); }));
         }
+        for (const bool is_old : { true, false }) {
+            http.post(is_old ? "/api/embeddings" : "/api/embed",
+                      api([routes, is_old](const auto & req) { return embed(req, routes, is_old); }));
+        }
+        for (const char * path : { "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete" }) {
+            const auto refuse = api([](const auto &) {
+                const char * why =
+                    "pyhobbit serve does not download or delete models: run pyhobbit pull, or pyhobbit rm";
+                return server_answer({ { "error", why } }, 501);
+            });
+            http.post(path, refuse);
+            http.del(path, refuse);
+        }
         http.post("/api/show", api([routes](const auto & req) { return show(req, routes); }));
         http.get("/api/tags", api([routes](const auto & req) { return server_answer(models(req, routes, false)); }));
         http.get("/api/ps", api([routes](const auto & req) { return server_answer(models(req, routes, true)); }));
         http.get("/api/version", api([](const auto &) { return server_answer({ { "version", VERSION } }); }));
-        http.get("/panel", [](const server_http_req &) {
-            static constexpr const char page[] =
-#include "panel.html"
-                ;
-            auto res          = std::make_unique<server_http_res>();
-            res->content_type = "text/html; charset=utf-8";
-            res->data         = page;
-            return res;
-        });
     }
 };
 

@@ -17,11 +17,11 @@ _LIMIT = 200 << 20
 _SLACK = 8 << 20
 _MOST_S = 30
 _INT = 2**31 - 1
-# what a penalty has to be given for its window to be used
+# A penalty uses its window only where it is given.
 _WINDOWS = {"repeat_penalty": 1.1, "dry_multiplier": 0.8}
 
-# A row for each field of the schema: its least, a usual, its largest, and values beyond. What bounds it is said where it
-# is not its own range.
+# A row for each field of the schema: its least, a usual, its largest, and values beyond. A comment names the
+# bound where it is not the field's own range.
 FIELDS: dict[str, tuple[Any, ...]] = {
     "verbose": (False, True, 2),
     "timings_per_token": (False, True, 2),

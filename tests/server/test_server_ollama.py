@@ -55,7 +55,7 @@ def test_a_model_is_described(client: ollama.Client) -> None:
     assert shown.capabilities is not None
     assert "completion" in shown.capabilities
     assert shown.modelinfo
-    assert shown.modelinfo["hobbit.context_length"] == 512
+    assert shown.modelinfo["llama.context_length"] == 512
     with pytest.raises(ollama.ResponseError, match=r"^model 'other' not found") as error:
         client.show("other")
     assert error.value.status_code == 404
@@ -197,3 +197,107 @@ def test_a_model_that_is_asked_for_without_a_prompt_is_loaded(tiny_gguf: Path, t
         wait_until(lambda: not client.ps().models)
         assert client.chat("tiny", keep_alive=-1).done_reason == "load"
         assert client.ps().models
+
+
+def test_a_model_has_what_ollamas_own_program_reads(server: Server, client: ollama.Client) -> None:
+    (listed, exact) = client.list().models
+    assert listed.digest
+    assert len(listed.digest) == 64
+    assert int(listed.digest, 16)
+    assert listed.digest == client.list().models[0].digest == exact.digest
+    assert listed.modified_at
+    assert listed.details
+    assert (listed.details.family, listed.details.format) == ("llama", "gguf")
+    assert listed.details.parameter_size
+    (loaded,) = client.ps().models
+    assert loaded.expires_at
+    assert loaded.size_vram == 0
+    assert loaded.context_length == 512
+    with httpx.Client(base_url=server.url) as plain:
+        assert plain.head("/").status_code == plain.get("/").status_code == 200
+
+
+def test_routes_that_serve_does_not_have_answer_in_ollamas_form(
+    client: ollama.Client, server: Server
+) -> None:
+    with pytest.raises(ollama.ResponseError, match="pyhobbit pull") as error:
+        client.pull("x")
+    assert error.value.status_code == 501
+    with pytest.raises(ollama.ResponseError, match="pyhobbit rm"):
+        client.delete("x")
+    assert server.request("/api/blobs", {}).json == {"error": "File Not Found"}
+    assert server.request("/nowhere", {}).json["error"]["code"] == 404
+
+
+@pytest.mark.parametrize("body", [{"model": 5}, {"model": "tiny", "keep_alive": "9e8h" * 1000}])
+def test_odd_fields_are_sentences(server: Server, body: dict[str, Any]) -> None:
+    answer = server.request(
+        "/api/chat", {"messages": [{"role": "user", "content": "x"}], **body, "stream": False}
+    )
+    if "keep_alive" in body:
+        assert answer.status == 200
+    else:
+        assert (answer.status, answer.json) == (400, {"error": "model must be a text"})
+
+
+def test_texts_are_embedded(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--pools", "6M", "--embeddings", "--pooling", "mean")
+    with serving(tiny_gguf, tmp_path / "log", *options) as server, _client(server) as client:
+        found = client.embed("tiny", [PROMPT, "class Node:"])
+        asked = server.request("/v1/embeddings", {"input": [PROMPT, "class Node:"]}).json["data"]
+        assert list(map(list, found.embeddings)) == [each["embedding"] for each in asked]
+        assert found.prompt_eval_count
+        assert list(client.embeddings("tiny", PROMPT).embedding) == asked[0]["embedding"]
+
+
+def test_a_strict_template_takes_tool_calls(tiny_gguf: Path, tmp_path: Path) -> None:
+    """Mistral's wants ids of nine letters and digits, and the call's id with each result."""
+    templates = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "models" / "templates"
+    template = templates / "mistralai-Mistral-Nemo-Instruct-2407.jinja"
+    options = ("--pools", "6M", "--chat-template-file", template)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server, _client(server) as client:
+        calls = [{"function": {"name": name, "arguments": {"x": 1}}} for name in ("f", "g")]
+        results = [{"role": "tool", "content": "1", "tool_name": name} for name in ("g", "f")]
+        answer = {"role": "assistant", "content": "1"}
+        turn = [
+            {"role": "user", "content": "f"},
+            {"role": "assistant", "tool_calls": calls},
+            *results,
+            answer,
+        ]
+        messages = [*turn, *turn, {"role": "user", "content": "and?"}]
+        assert client.chat("tiny", messages, options=GREEDY).done
+        ours = server.request(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": "f"}], "max_tokens": 4}
+        )
+        assert ours.status == 200
+
+
+def test_a_long_prompt_gives_signs_of_life(tiny_gguf: Path, tmp_path: Path) -> None:
+    slow = (
+        "--pools",
+        "1M",
+        "--threads",
+        1,
+        "--ctx-size",
+        8192,
+        "--override-kv",
+        "llama.context_length=int:8192",
+    )
+    with (
+        serving(tiny_gguf, tmp_path / "log", *slow, "--sse-ping-interval", 1) as server,
+        _client(server) as client,
+    ):
+        messages = [{"role": "user", "content": PROMPT * 600}]
+        pieces = list(client.chat("tiny", messages, options={"num_predict": 2}, stream=True))
+        assert pieces[-1].done
+        start = [each for each in pieces if not each.message.content and not each.done]
+        assert start or (pieces[-1].prompt_eval_duration or 0) < 2e9
+
+
+def test_keep_alive_holds_for_its_own_request(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--pools", "4M", "--sleep-idle-seconds", 1)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+        assert server.request("/api/generate", {"model": "x", "prompt": "", "keep_alive": -1}).status == 200
+        server.complete(n=1)  # this one says nothing, so the server's own time holds
+        wait_until(lambda: server.request("/props").json["is_sleeping"])
