@@ -30,15 +30,15 @@ std::string meminfo_path() {
     return system_root() + "/proc/meminfo";
 }
 
-// The value of "KEY  123 kB" in kB-valued files, or of "KEY 123".
-static bool read_field(const std::string & path, const std::string & key, uint64_t & value) {
+// The value of "KEY  123 kB" in kB-valued files, of "KEY 123", or with has_type of "KEY 4 123".
+static bool read_field(const std::string & path, const std::string & key, uint64_t & value, bool has_type = false) {
     std::ifstream in(path);
     std::string   line;
     while (std::getline(in, line)) {
         std::istringstream words(line);
         std::string        name;
         uint64_t           number = 0;
-        if (words >> name >> number && name == key) {
+        if (words >> name >> number && name == key && (!has_type || words >> number)) {
             value = number;
             return true;
         }
@@ -64,7 +64,11 @@ struct cgroup {
     std::string dir;
     bool        v2;
 
-    uint64_t limit() const { return read_limit(dir + (v2 ? "memory.max" : "memory.limit_in_bytes")); }
+    // Above memory.high the kernel slows a process down until it frees memory.
+    uint64_t limit() const {
+        return v2 ? std::min(read_limit(dir + "memory.max"), read_limit(dir + "memory.high"))
+                  : read_limit(dir + "memory.limit_in_bytes");
+    }
 
     // Room that it leaves: its limit less the memory in use. Page cache and the like, which the kernel drops before
     // it ends a process, do not count as used.
@@ -122,8 +126,19 @@ static uint64_t machine_memory(const char * key) {
                : uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
 }
 
+// ZFS keeps its page cache in memory that the kernel counts as used, and frees it down to c_min.
+static uint64_t reclaimable_of_zfs() {
+    const auto field = [](const char * key) {
+        uint64_t value = 0;
+        read_field(system_root() + "/proc/spl/kstat/zfs/arcstats", key, value, true);
+        return value;
+    };
+    const uint64_t size = field("size");
+    return std::min(size - std::min(size, field("c_min")), field("mru_evictable_data") + field("mfu_evictable_data"));
+}
+
 uint64_t available_memory() {
-    return std::min(machine_memory("MemAvailable:"), least_of_cgroups(&cgroup::room));
+    return std::min(machine_memory("MemAvailable:") + reclaimable_of_zfs(), least_of_cgroups(&cgroup::room));
 }
 
 uint64_t memory_limit() {

@@ -68,6 +68,34 @@ TEST_CASE("a cgroup leaves its limit less what it uses, but for the page cache")
     CHECK(available_memory() == 0);
 }
 
+TEST_CASE("above memory.high the kernel takes memory back, so it is a limit") {
+    const fake_machine machine(1000 * MiB);
+    machine.write("proc/self/cgroup", "0::/a\n");
+    machine.write("sys/fs/cgroup/a/memory.max", "max\n");
+    machine.write("sys/fs/cgroup/a/memory.high", "100000\n");
+    machine.write("sys/fs/cgroup/a/memory.current", "70000\n");
+    CHECK(available_memory() == 30000);
+    CHECK(memory_limit() == 100000);
+    machine.write("sys/fs/cgroup/a/memory.max", "90000\n");
+    CHECK(memory_limit() == 90000);
+    machine.write("sys/fs/cgroup/a/memory.high", "max\n");
+    CHECK(available_memory() == 20000);
+}
+
+TEST_CASE("the cache of ZFS is memory that the kernel gives back, down to its least size") {
+    const fake_machine machine(1000 * MiB);
+    const auto         write = [&](uint64_t mru) {
+        machine.write("proc/spl/kstat/zfs/arcstats",
+                              "13 1 0x01 123 33456 1 2\nname type data\nsize 4 " + std::to_string(8192 * MiB) + "\nc_min 4 " +
+                                  std::to_string(1024 * MiB) + "\nmru_evictable_data 4 " + std::to_string(mru * MiB) +
+                                  "\nmfu_evictable_data 4 " + std::to_string(2048 * MiB) + "\n");
+    };
+    write(3072);
+    CHECK(available_memory() == 6120 * MiB);
+    write(9999); // more than lies above the least size
+    CHECK(available_memory() == 8168 * MiB);
+}
+
 TEST_CASE("the tightest of a cgroup and its ancestors holds") {
     const fake_machine machine(1000 * MiB);
     machine.write("proc/self/cgroup", "0::/a/b/c\n");
