@@ -2,13 +2,17 @@
 """Full contexts, answers of a bad form, and templates that refuse: an answer or status 400, never 500."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import PROMPT, Answer, Server, serving, streaming
+from ports import free_port
+from servers import PROMPT, Answer, Server, serving, streaming, wait_until
 from test_server_openai import TEMPLATE, WEATHER
 
 BEGUN = '<tool_call>\n{"name": "f", '
@@ -123,3 +127,59 @@ def test_a_template_that_refuses_is_a_bad_request(tiny_gguf: Path, tmp_path: Pat
             assert refused.status == 400, refused.text
             assert "no such messages" in refused.error
         assert server.request("/v1/chat/completions", _messages("")).status == 200
+
+
+def test_a_slot_that_cannot_be_saved_leaves_the_earlier_file(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    options = ("--pools", "4M", "--parallel", 1, "--slot-save-path", f"{folder}/")
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+        server.complete(n=8)
+        assert server.request("/slots/0?action=save", {"filename": "a"}).status == 200
+        saved = (folder / "a").read_bytes()
+        (folder / "a.new").mkdir()  # where the next one is written first
+        server.complete("class Node:\n" * 20, n=8)
+        answer = server.request("/slots/0?action=save", {"filename": "a"})
+        assert (answer.status, answer.error) == (500, "Unable to save slot: Is a directory")
+        assert (folder / "a").read_bytes() == saved
+        assert server.request("/slots/0?action=restore", {"filename": "a"}).status == 200
+
+
+@pytest.mark.parametrize("slot", ["-1", "99", "1e1", "0.5", "0%00", "x"])
+def test_a_slot_is_named_by_a_whole_number(tiny_gguf: Path, tmp_path: Path, slot: str) -> None:
+    options = ("--pools", "4M", "--slot-save-path", f"{tmp_path}/")
+    with serving(tiny_gguf, tmp_path / "log", *options) as server:
+        assert server.request(f"/slots/{slot}?action=erase", {}).status == 400
+
+
+@pytest.mark.parametrize("fields", [{"n_predict": 2.9}, {"seed": 1e30}, {"top_k": -1e300}])
+def test_a_whole_number_has_no_fraction(shared: Server, fields: dict[str, float]) -> None:
+    answer = shared.request("/completion", {"prompt": PROMPT, "n_predict": 2, **fields})
+    assert (answer.status, answer.error) == (
+        400,
+        f"Field '{next(iter(fields))}': Value must be a whole number",
+    )
+    assert shared.request("/completion", {"prompt": PROMPT, "n_predict": 2.0}).status == 200
+
+
+def test_public_paths_need_no_key_behind_a_prefix(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--pools", "4M", "--api-prefix", "/llm", "--api-key", "k", "--port", port := free_port())
+    command = [sys.executable, "-m", "pyhobbit", "serve", tiny_gguf, "--ctx-size", 512, *options]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(list(map(str, command)), stdout=log) as process,
+    ):
+        server = Server(f"http://127.0.0.1:{port}", process, tmp_path / "log")
+        try:
+            wait_until(lambda: _answers(server, "/llm/health"))
+            assert server.request("/llm/panel").status == server.request("/llm/").status == 200
+            assert server.request("/llm/hobbit").status == server.request("/llm/slots").status == 401
+            assert server.request("/health").status != 200
+        finally:
+            process.terminate()
+
+
+def _answers(server: Server, path: str) -> bool:
+    with suppress(OSError):
+        return server.request(path).status == 200
+    return False
