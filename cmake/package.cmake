@@ -65,6 +65,10 @@ function(hobbit_install_binaries package module)
     set_target_properties(${libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;${CMAKE_BUILD_RPATH}")
     set_target_properties(${ARGN} PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
     set_target_properties(${module} PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
+    # RPATH in place of RUNPATH, which LD_LIBRARY_PATH overrides: another llama.cpp's libraries have the same names
+    foreach(target IN LISTS libraries ARGN module)
+        target_link_options(${target} PRIVATE LINKER:--disable-new-dtags)
+    endforeach()
     # the vendored folder's targets are not part of `all`
     add_custom_target(pyhobbit-binaries ALL DEPENDS ${libraries} ${ARGN} ${module})
     install(TARGETS ${libraries} LIBRARY DESTINATION ${package}/lib)

@@ -4,9 +4,11 @@
 import csv
 import functools
 import json
+import os
 import re
 import resource
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -29,6 +31,14 @@ def test_a_file_with_tiers_is_not_quantized(tiny_gguf: Path, tmp_path: Path) -> 
     assert done.returncode == 1
     assert "quantize the model that it was made from" in done.stdout + done.stderr
     assert not out.exists()
+
+
+def test_another_llama_cpp_in_the_path_is_not_taken(tiny_gguf: Path) -> None:
+    """Its libraries have the names of ours, and our libllama would run on them until it crashed."""
+    command = [sys.executable, "-m", "pyhobbit", "chat", tiny_gguf, "--pools", "5M", "-p", "x", "-n", "4"]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(models.stock_dir())}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def write_adapter(model: Path, tensor: str, path: Path) -> None:
