@@ -38,6 +38,7 @@ constexpr uint64_t SMALL_TEXT = 4 << 10; // counts nothing
 constexpr int      KEPT       = MIB;     // bytes that a heap may keep
 
 constexpr uint64_t LARGEST_BODY = 100 * MIB; // the limit of stock
+constexpr uint64_t NGRAM_TABLE  = 16 * MIB;  // of common_ngram_mod
 constexpr uint64_t NO_LIMIT     = uint64_t(1) << 60;
 
 using stop_function = std::function<bool()>;
@@ -264,8 +265,14 @@ class requests_hooks : public server_hooks {
         const bool   is_limited = std::any_of(kvs.begin(), kvs.end(), is_limit);
         const auto   memory     = uint64_t(is_limited ? server_override(params, "hobbit.memory", 0) : 0);
         g_string_byte           = has_media ? MEDIA_BYTE : STRING_BYTE;
-        g_planned               = uint64_t(server_override(params, "hobbit.requests",
-                                                           int64_t(hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media))));
+
+        // drafts by n-grams have a table beside all requests
+        const auto & drafts  = params.speculative.types;
+        const bool   has     = std::count(drafts.begin(), drafts.end(), COMMON_SPECULATIVE_TYPE_NGRAM_MOD) > 0;
+        const auto   table   = has ? NGRAM_TABLE : 0;
+        const auto   wanted  = hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media) + table;
+        const auto   planned = uint64_t(server_override(params, "hobbit.requests", int64_t(wanted)));
+        g_planned            = planned - std::min(table, planned / 2);
     }
 
     // Requests are bounded where the model has an expert cache.

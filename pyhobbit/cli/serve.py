@@ -100,6 +100,7 @@ _SERVER_NAMES = {
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _LEAST_CONTEXT = 256
 _DRAFTS = 3  # its own default
+_NGRAM_TABLE = 16 << 20  # bytes that drafts by n-grams take beside all requests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -476,10 +477,12 @@ def _check_memory(
         return None
     most, least = _checkpoints(passed_on)
     sees = value("--mmproj", passed_on) is not None
+    tables = "ngram-mod" in str(value("--spec-type", passed_on)).split(",")
     beside: dict[str, Any] = {
         "hobbit.snapshots": most,
         "hobbit.least_snapshots": least,
-        "hobbit.requests": lib.hobbit_request_bytes(config.n_ctx or 0, cache.memory or 0, sees),
+        "hobbit.requests": lib.hobbit_request_bytes(config.n_ctx or 0, cache.memory or 0, sees)
+        + (_NGRAM_TABLE if tables else 0),
     }
     try:
         return lay_out(model, config, **beside)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """llama-server's own drafts through the expert cache: answers and acceptance are those without a cache."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,16 @@ def test_a_head_that_is_announced_and_absent_is_left_out(
     done = run_pyhobbit("serve", model, "--pools", "3M", *HEAD, timeout=120)
     assert done.returncode == 1
     assert "announces a draft head (MTP) and does not hold it" in done.stderr
+
+
+def test_the_table_of_drafts_by_n_grams_is_planned(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    model = architecture_file.with_head("qwen35moe", tmp_path / "m.gguf")
+    drafts = ("--spec-type", "draft-mtp,ngram-mod")
+    limit = 140 << 20
+    command = [sys.executable, "-m", "pyhobbit", "serve", model, "--memory", limit, *drafts]
+    with running(command, tmp_path / "log") as server:
+        _answers(server)
+        assert server.peak() <= limit + (8 << 20)
+    less = run_pyhobbit("serve", model, "--memory", "120M", *drafts, "--port", 0, timeout=120)
+    assert less.returncode == 1  # it suffices without the table of 16 MiB
+    assert "the smallest that works is" in less.stderr
