@@ -20,6 +20,10 @@ LLAMA_API struct hobbit_model * llama_model_expert_cache(const struct llama_mode
 // the context is.
 LLAMA_API struct hobbit_context * llama_expert_cache_context(const struct llama_context * ctx);
 
+// HOST:PORT of an RPC server that does not answer any more, while models that used it are open; NULL: there is none.
+// Valid for ever. Any thread may call it.
+LLAMA_API const char * llama_lost_machine(void);
+
 // Bytes in host memory: weights with the vocabulary, KV cache and the like, compute buffers. Devices count only as
 // their compute buffers. `snapshot`: of what a snapshot of one sequence holds (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY), 0
 // where tokens can be removed without one; not a part of the others. Where the model was opened

@@ -250,6 +250,27 @@ bool llama_hobbit_batch::repeats(ggml_backend_sched_t sched, const ggml_tensor *
     return hobbit_repeats_batch(context_, values.data(), ggml_nrows(logits), logits->ne[0]);
 }
 
+const char * llama_lost_machine(void) {
+    using get_failure            = const char * (*) ();
+    ggml_backend_reg_t       reg = ggml_backend_reg_by_name("RPC");
+    static const get_failure get =
+        reg ? get_failure(ggml_backend_reg_get_proc_address(reg, "ggml_backend_rpc_failure")) : nullptr;
+    return get ? get() : nullptr;
+}
+
+ggml_status llama_hobbit_batch::end(ggml_backend_sched_t sched, ggml_status status) const {
+    bool is_remote = false;
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+        const char * name = ggml_backend_name(ggml_backend_sched_get_backend(sched, i));
+        is_remote         = is_remote || std::strncmp(name, "RPC", 3) == 0;
+    }
+    if (is_remote && status == GGML_STATUS_SUCCESS) {
+        ggml_backend_sched_synchronize(sched);
+        status = llama_lost_machine() ? GGML_STATUS_FAILED : status;
+    }
+    return status;
+}
+
 hobbit_model * llama_model_expert_cache(const llama_model * model) {
     return model->hobbit.get();
 }

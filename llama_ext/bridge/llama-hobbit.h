@@ -109,6 +109,9 @@ class llama_hobbit_batch {
     // null.
     bool repeats(ggml_backend_sched_t sched, const ggml_tensor * logits) const;
 
+    // The status of the batch, whose graph ended with `status`: a machine that was lost meanwhile fails it.
+    ggml_status end(ggml_backend_sched_t sched, ggml_status status) const;
+
   private:
     hobbit_context * context_;
 };

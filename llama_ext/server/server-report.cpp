@@ -182,7 +182,11 @@ static std::string public_failure() {
 static std::string check(const llama_context * ctx) {
     char                 err[1024];
     const hobbit_model * model   = llama_model_expert_cache(llama_get_model(ctx));
-    const std::string    failure = model && !hobbit_check(model, err, sizeof(err)) ? err : "";
+    std::string          failure = model && !hobbit_check(model, err, sizeof(err)) ? err : "";
+    if (const char * address = llama_lost_machine()) {
+        failure = string_format("the machine at %s does not answer any more: start 'pyhobbit worker' there, and this "
+                                "server again", address);
+    }
 
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     g_cache.failure = failure;

@@ -164,7 +164,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, names: Collection[str]
         what = f"type of the {of} in the KV cache: {', '.join(EngineConfig.kv_types)} (default: f16)"
         parser.add_argument(f"--cache-type-{name}", metavar="TYPE", help=what)
     add_thread_arguments(parser)
-    what = "add GPUs of other machines running ggml-rpc-server; they are named RPC0, RPC1 ..."
+    what = "add other machines, which run 'pyhobbit worker', as the devices RPC0, RPC1 ..."
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
     add_override_argument(parser)
     add_setting_arguments(parser, names)

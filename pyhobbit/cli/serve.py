@@ -32,6 +32,7 @@ from pyhobbit.model.file_names import EXACT, model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.programs import become
+from pyhobbit.native.rpc_servers import check_rpc_servers
 from pyhobbit.quality.idle import calibrate_beside
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, Setting, format_size
 
@@ -180,6 +181,8 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
 
 def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     """Arguments for one model, which is downloaded where needed. Raises HobbitError."""
+    if (machines := value("--rpc", args.passed_on)) is not None:
+        check_rpc_servers(machines)
     model = model_path(args)
     check_model_file(model)
     own = _add_model_options(args, model)

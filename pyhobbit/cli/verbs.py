@@ -28,6 +28,7 @@ from pyhobbit.cli import (
     serve,
     simulate,
     top,
+    worker,
 )
 from pyhobbit.cli import list as listing
 from pyhobbit.cli.habits import TAKEN, ignore
@@ -49,6 +50,7 @@ _VERBS: Mapping[str, tuple[Any, str]] = {
     "calibrate": (calibrate, "fit thresholds and cache to a model"),
     "bench": (bench, "measure the speed of a model on this machine"),
     "simulate": (simulate, "replay a route trace through cache policies"),
+    "worker": (worker, "lend this machine to a pyhobbit on another one"),
     "llama": (llama, "run another program of llama.cpp"),
     "completion": (completion, "print what a shell needs to complete commands"),
 }

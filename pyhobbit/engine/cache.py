@@ -8,7 +8,7 @@ from typing import Any
 from pyhobbit._tables import COUNTERS, SETTINGS, CacheInfo, DeviceInfo, Latency, PoolPlan
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.native.ffi import cache_context, check, expert_cache, ffi, lib
+from pyhobbit.native.ffi import cache_context, check, expert_cache, ffi, lib, lost_machine
 from pyhobbit.settings.config import CacheConfig
 from pyhobbit.settings.resolve import Resolved, c_settings, check_settings, options_of
 from pyhobbit.settings.table import LIVE, OPTIONS
@@ -87,6 +87,8 @@ class Cache:
 
     def failure(self) -> str | None:
         """Why nothing can be computed any more, None where it can."""
+        if (lost := lost_machine()) is not None:
+            return lost
         try:
             if self:
                 check(lib.hobbit_check, self._pointer)

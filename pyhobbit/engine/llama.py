@@ -25,7 +25,7 @@ from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.head import check_head, memory_with_head
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ContextError, HobbitError
-from pyhobbit.native.ffi import HostMemory, host_memory, last_error, llama
+from pyhobbit.native.ffi import HostMemory, host_memory, last_error, llama, lost_machine
 from pyhobbit.native.files import atomic_output
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
@@ -109,6 +109,8 @@ def load_failure(path: str | Path, hint: str) -> str:
 
     hint: what to do where neither the system nor a lack of memory is the cause.
     """
+    if (lost := lost_machine()) is not None:
+        return lost
     reason = log.reason() or "llama.cpp gave no reason"
     if "the override of " in reason:
         hint = "correct it, or leave it out"

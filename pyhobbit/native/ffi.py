@@ -62,8 +62,20 @@ _expert_cache = _declared(_lib.llama_model_expert_cache, ctypes.c_void_p, ctypes
 _context = _declared(_lib.llama_expert_cache_context, ctypes.c_void_p, ctypes.c_void_p)
 host_memory = _declared(_lib.llama_get_host_memory, HostMemory, ctypes.c_void_p)
 """Memory that a llama_context and its model hold, or would hold if opened with no_alloc: HostMemory."""
+_lost_machine = _declared(_lib.llama_lost_machine, ctypes.c_char_p)
 keep_head_states = _declared(_lib.llama_keep_head_states, None, ctypes.c_void_p, ctypes.c_bool)
 """llama_keep_head_states of llama-expert-cache.h: context, masked."""
+
+
+def lost_machine() -> str | None:
+    """A sentence on an RPC server that does not answer any more; None: there is none."""
+    address = _lost_machine()
+    if address is None:
+        return None
+    return (
+        f"the machine at {address.decode()} does not answer any more; start 'pyhobbit worker' there, "
+        "and open the model again"
+    )
 
 
 @cache

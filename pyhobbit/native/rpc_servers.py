@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Devices of other machines, which llama.cpp's RPC servers offer. Loads only the libraries it is told."""
 
-import contextlib
 import ctypes
 import socket
+import struct
+from contextlib import closing, suppress
 from pathlib import Path
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.paths import LIB_DIR
 
+PROTOCOL = (7, 0, 0)  # RPC_PROTO_*_VERSION of ggml-rpc.h
+_HELLO = 14  # RPC_CMD_HELLO
+_CAPABILITIES = 24  # bytes, RPC_CONN_CAPS_SIZE
+_START = "start 'pyhobbit worker' there"
 _TIMEOUT_S = 10
 _PORTS = range(1, 65536)
 
@@ -16,8 +21,7 @@ _PORTS = range(1, 65536)
 def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
     """Makes the devices of "HOST:PORT,..." devices of this process: RPC0, RPC1 and so on, in this order.
 
-    lib_dir: of the build of llama.cpp.  Raises ConfigError, HobbitError: ggml would end the process where a
-    server does not answer.
+    lib_dir: of the build of llama.cpp.  Raises ConfigError, HobbitError.
     """
     ggml, base = (ctypes.CDLL(str(lib_dir / name)) for name in ("libggml.so", "libggml-base.so"))
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
@@ -25,22 +29,45 @@ def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
     rpc = ctypes.c_void_p(ggml.ggml_backend_reg_by_name(b"RPC"))
     address = base.ggml_backend_reg_get_proc_address(rpc, b"ggml_backend_rpc_add_server")
     add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
+    check_rpc_servers(endpoints)
     for endpoint in endpoints.split(","):
-        _check_listening(endpoint)
         server = add_server(endpoint.encode())
         if not server:
-            raise HobbitError(f"the RPC server at {endpoint} offers no device; start it with one")
+            raise HobbitError(f"the machine at {endpoint} offers no device; {_START}")
         ggml.ggml_backend_register(ctypes.c_void_p(server))
 
 
-def _check_listening(endpoint: str) -> None:
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdecimal() or int(port) not in _PORTS:
-        raise ConfigError(f"'{endpoint}' is not the address of an RPC server; write it like 10.0.0.2:50052")
-    try:
-        with contextlib.closing(socket.create_connection((host, int(port)), _TIMEOUT_S)):
-            pass
-    except OSError as e:
-        raise HobbitError(
-            f"no RPC server answers at {endpoint} ({e.strerror or e}); start ggml-rpc-server there"
-        ) from e
+def check_rpc_servers(endpoints: str) -> None:
+    """Says hello to each server of "HOST:PORT,...". Raises ConfigError, HobbitError."""
+    for endpoint in endpoints.split(","):
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdecimal() or int(port) not in _PORTS:
+            raise ConfigError(
+                f"'{endpoint}' is not the address of another machine; write it like 10.0.0.2:50052"
+            )
+        try:
+            with closing(socket.create_connection((host, int(port)), _TIMEOUT_S)) as connection:
+                found = _hello(connection)
+        except OSError as e:
+            raise HobbitError(f"no machine answers at {endpoint} ({e.strerror or e}); {_START}") from e
+        if found is None:
+            raise HobbitError(f"the program at {endpoint} is no pyhobbit worker; {_START}")
+        if found != PROTOCOL:
+            theirs, ours = (".".join(map(str, each)) for each in (found, PROTOCOL))
+            raise HobbitError(
+                f"the machine at {endpoint} speaks version {theirs} of the protocol, and this one {ours}; "
+                "install the same pyhobbit on both"
+            )
+
+
+def _hello(connection: socket.socket) -> tuple[int, int, int] | None:
+    """The server's version of the protocol; None where it answers in another one."""
+    answer = b""
+    size = 8 + 4 + _CAPABILITIES
+    with suppress(TimeoutError, ConnectionError):
+        connection.sendall(struct.pack(f"<BQ{_CAPABILITIES}x", _HELLO, _CAPABILITIES))
+        while len(answer) < size and (part := connection.recv(size - len(answer))):
+            answer += part
+    if len(answer) < size or int.from_bytes(answer[:8], "little") != size - 8:
+        return None
+    return answer[8], answer[9], answer[10]

@@ -77,7 +77,7 @@ def test_too_little_device_memory_is_an_error_that_names_the_least(tiny_gguf: Pa
 
 
 def test_a_server_that_does_not_answer_is_an_error(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
-    for endpoint, why in (("127.0.0.1:1", "no RPC server answers at"), ("host", "is not the address of")):
+    for endpoint, why in (("127.0.0.1:1", "no machine answers at"), ("host", "is not the address of")):
         done = run_pyhobbit("chat", tiny_gguf, *on_rpc.CHAT, "--rpc", endpoint, "--device", "RPC0")
         assert done.returncode > 0
         assert why in done.stderr

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Lends this machine's memory and cores, or its GPU, to a pyhobbit on another one: --rpc HOST:PORT there.
+
+There is no password: use it in a private network alone.
+"""
+
+import argparse
+import os
+import resource
+import socket
+import sys
+from contextlib import closing
+from typing import NoReturn
+
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.native import programs
+from pyhobbit.native.paths import BIN_DIR
+from pyhobbit.settings.config import format_size, parse_size
+
+_HOST, _PORT = "127.0.0.1", 50052
+_OWN = 64 << 20  # bytes of the process beside what it lends
+_LEAST = 128 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default=_HOST, help=f"listen on this address of the machine ({_HOST})")
+    parser.add_argument("--port", type=int, default=_PORT, help=f"listen on this port ({_PORT})")
+    parser.add_argument("--threads", type=int, help="compute with so many threads (all cores)")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="take at most so much memory, such as 8G (all that is free)"
+    )
+
+
+def run(args: argparse.Namespace) -> NoReturn:
+    """Becomes the server, whose exit status is ours. Raises HobbitError."""
+    from pyhobbit.native.threads import processor_cores
+
+    if args.threads is not None and args.threads < 1:
+        raise ConfigError("--threads must be at least 1")
+    _check_free(args.host, args.port)
+    if args.memory is not None:
+        _limit(parse_size(args.memory))
+    threads = args.threads or int(processor_cores())
+    print(
+        f"worker at {args.host}:{args.port}, {threads} threads; the other machine takes it by",
+        file=sys.stderr,
+    )
+    print(f"    pyhobbit chat MODEL --rpc {args.host}:{args.port} --device RPC0", file=sys.stderr)
+    address = ["-H", args.host, "-p", str(args.port)]
+    programs.become([str(BIN_DIR / "ggml-rpc-server"), *address, "-t", str(threads)])
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        with closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise HobbitError(
+            f"{host}:{port} cannot be listened on ({reason}); give another --port or --host"
+        ) from e
+
+
+def _limit(memory: int) -> None:
+    """The kernel holds the process to it, and its clients are told what they can have."""
+    if memory < _LEAST:
+        raise ConfigError(
+            f"--memory {format_size(memory)} is too small: a worker needs {format_size(_LEAST)}"
+        )
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    os.environ["GGML_RPC_MEMORY"] = str(memory - _OWN)
