@@ -25,8 +25,7 @@ static thread_local int64_t g_keep_ms = NOT_GIVEN;
 static std::atomic<int64_t> g_own_ms  = -1;
 
 static std::mutex  g_mutex;
-static std::string g_architecture =
-    "hobbit"; // guarded by g_mutex; a router does not know it
+static std::string g_architecture = "hobbit"; // guarded by g_mutex; a router does not know it
 
 static std::string architecture() {
     std::lock_guard<std::mutex> lock(g_mutex);

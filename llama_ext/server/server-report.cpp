@@ -184,8 +184,9 @@ static std::string check(const llama_context * ctx) {
     const hobbit_model * model   = llama_model_expert_cache(llama_get_model(ctx));
     std::string          failure = model && !hobbit_check(model, err, sizeof(err)) ? err : "";
     if (const char * address = llama_lost_machine()) {
-        failure = string_format("the machine at %s does not answer any more: start 'pyhobbit worker' there, and this "
-                                "server again", address);
+        failure = string_format("the machine at %s does not answer any more; start 'pyhobbit worker' there, and this "
+                                "server goes on by itself",
+                                address);
     }
 
     std::lock_guard<std::mutex> lock(g_cache.mutex);
@@ -260,6 +261,17 @@ class report_hooks : public server_hooks {
     void failure(const llama_context * ctx, std::string & reason) override {
         const std::string own = check(ctx);
         reason                = own.empty() ? reason : own;
+    }
+
+    // A machine that was lost may come back.
+    void lost(bool & is_lost) override { is_lost = llama_lost_machine() != nullptr; }
+
+    // Requests for a computation are refused while a machine is lost: the model has to be loaded again first.
+    void wrap(server_handler & handler) override {
+        handler = [inner = std::move(handler)](const server_http_req & req) {
+            const std::string reason = llama_lost_machine() && !req.body.empty() ? public_failure() : "";
+            return reason.empty() ? inner(req) : server_refusal(reason, 503);
+        };
     }
 
     void routes(const server_http_context & http, server_routes & routes) override {

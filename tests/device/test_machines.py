@@ -162,21 +162,25 @@ with Hobbit(sys.argv[1], device="RPC0", n_ctx=512) as model:
     assert "again 4" in out
 
 
-def test_a_server_whose_machine_goes_away_says_so(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_server_whose_machine_goes_away_comes_back_with_it(tiny_gguf: Path, tmp_path: Path) -> None:
     with (
         working() as (address, worker),
         serving(tiny_gguf, tmp_path / "log", "--rpc", address, "--device", "RPC0") as server,
     ):
-        assert server.complete(n=4)
+        text = server.complete(n=24)
         with streaming(server, n_predict=400) as stream:
             worker.kill()
             rest = stream.read().decode()
         said = _GONE.partition(";")[0]
         assert said in rest
         answer = server.request("/completion", {"prompt": PROMPT, "n_predict": 4})
-        assert (answer.status, said in answer.error) == (500, True)
+        assert (answer.status, said in answer.error) == (503, True)
         assert server.request("/health").status == 503
         assert address in server.request("/health").error
+        worker.wait()
+        with working(port=int(address.rpartition(":")[2])):
+            wait_until(lambda: server.request("/health").status == 200)
+            assert server.complete(n=24) == text
         assert server.process.poll() is None
 
 
