@@ -38,7 +38,7 @@ constexpr uint64_t SMALL_TEXT = 4 << 10; // counts nothing
 constexpr int      KEPT       = MIB;     // bytes that a heap may keep
 
 constexpr uint64_t LARGEST_BODY = 100 * MIB; // the limit of stock
-constexpr uint64_t NGRAM_TABLE  = 16 * MIB;  // of common_ngram_mod
+constexpr uint64_t NGRAM_TABLE  = 16 * MIB;  // bytes of common_ngram_mod
 constexpr uint64_t NO_LIMIT     = uint64_t(1) << 60;
 
 using stop_function = std::function<bool()>;

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     add_rpc_devices(args)
     model = model_path(args)
     if options := add_model_options(args, model):
+        add_rpc_devices(args)
         config = _config(args)
         if not config.quiet:
             _say(f"{options_path(model).name} sets {', '.join(options)}")

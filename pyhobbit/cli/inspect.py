@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     add_rpc_devices(args)
     model = model_path(args)
     if add_model_options(args, model):
+        add_rpc_devices(args)
         config = engine_config(args, args.ctx, without=("trace", "timeline"))
     _inspect(model, config, args)
     return 0

@@ -96,6 +96,7 @@ _SERVER_NAMES = {
     "cache_type_k": "--cache-type-k",
     "cache_type_v": "--cache-type-v",
     "max_tokens": "--n-predict",
+    "rpc": "--rpc",
     **{name: f"--{name.replace('_', '-')}" for name in SAMPLING_HELP},
 }
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
@@ -181,11 +182,11 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
 
 def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     """Arguments for one model, which is downloaded where needed. Raises HobbitError."""
-    if (machines := value("--rpc", args.passed_on)) is not None:
-        check_rpc_servers(machines)
     model = model_path(args)
     check_model_file(model)
     own = _add_model_options(args, model)
+    if (machines := value("--rpc", args.passed_on)) is not None:
+        check_rpc_servers(machines)
     cache = cache_config(args)
     images, of_model = _beside_images(model, _of_model(cache, args.passed_on), args)
     placed = _placed(model, of_model, args)

@@ -30,6 +30,7 @@ from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_co
 from pyhobbit.hobbit.text_drafts import TextDrafts
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
+from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 from pyhobbit.settings.papers import settings_of
 from pyhobbit.settings.table import OPTIONS
@@ -71,6 +72,8 @@ class Hobbit(CachedModel, _Llama):
     paper: the configuration of a paper: hobbit, edgemoe, mobile, twiddler or daop. Settings that are given
     come before it.
 
+    rpc: other machines as HOST:PORT,..., which run `pyhobbit worker`: the devices RPC0, RPC1 and so on.
+
     flash_attn: None leaves it to llama.cpp, as its own programs do.  n_batch, n_ubatch: if neither is given,
     the tokens of a prompt per pass are chosen by memory, from 512 to 4096.  llama: every other keyword of
     llama_cpp.Llama; n_threads and n_threads_batch are one per processor core where they are not given, and
@@ -92,6 +95,7 @@ class Hobbit(CachedModel, _Llama):
         cache: CacheConfig | None = None,
         paper: str | None = None,
         flash_attn: bool | None = None,
+        rpc: str | None = None,
         **llama: Any,
     ) -> None:
         """Opens a model.
@@ -106,9 +110,13 @@ class Hobbit(CachedModel, _Llama):
             own = {each: value for each in OPTIONS if (value := getattr(cache, each, None)) is not None}
             given |= settings_of(paper, {**own, **given})
         stored, stored_llama = keywords.of_model(Path(model_path), cache, given, llama)
+        stored_rpc = stored_llama.pop("rpc", None)
+        if machines := rpc or stored_rpc:
+            add_rpc_servers(machines)
         llama = {"verbose": False, **stored_llama, **llama}
         self.cache_config = keywords.cache_config(cache, {**stored, **given})
         own = {"model_path": os.fspath(model_path), "cache": self.cache_config, "flash_attn": flash_attn}
+        own |= {"rpc": machines} if machines else {}
         self._arguments = {**llama, **own}
         self._tally = Tally()
         self._n_kept = 0  # tokens in the KV cache after the last computation

@@ -19,7 +19,12 @@ from pyhobbit.settings.table import OPTIONS, default_text
 _ALSO: Mapping[str, Any] = {"size": str, "path": str | os.PathLike[str]}
 _WIDTH = 104
 # Llama's keywords for options of the file beside a model.
-_LLAMA = {"ctx": ("n_ctx",), "batch": ("n_batch", "n_ubatch"), "threads": ("n_threads", "n_threads_batch")}
+_LLAMA = {
+    "ctx": ("n_ctx",),
+    "batch": ("n_batch", "n_ubatch"),
+    "threads": ("n_threads", "n_threads_batch"),
+    "rpc": ("rpc",),
+}
 
 
 def text() -> str:

@@ -27,6 +27,7 @@ _ENGINE = {
     "threads": "count",
     "cache_type_k": "text",
     "cache_type_v": "text",
+    "rpc": "text",
 }
 _CHAT = {"max_tokens": "count", "system": "text", "think": "text"}
 KINDS: Mapping[str, str] = {**_CACHE, **_ENGINE, **_SAMPLING, **_CHAT}
@@ -122,7 +123,7 @@ def _check_together(options: Mapping[str, Any]) -> None:
         {k: v for k, v in options.items() if k in some} for some in (_CACHE, _SAMPLING, _CHAT)
     )
     names = {"ctx": "n_ctx", "batch": "n_batch", "threads": "n_threads"}
-    engine = {names.get(name, name): value for name, value in options.items() if name in _ENGINE}
+    engine = {names.get(name, name): options[name] for name in options if name in _ENGINE and name != "rpc"}
     config = ChatConfig(EngineConfig(CacheConfig(**cache), **engine), SamplingConfig(**sampling), **chat)
     if cache:
         from pyhobbit.settings.resolve import check_settings  # takes the native libraries

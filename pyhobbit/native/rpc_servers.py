@@ -16,6 +16,7 @@ _CAPABILITIES = 24  # bytes, RPC_CONN_CAPS_SIZE
 _START = "start 'pyhobbit worker' there"
 _TIMEOUT_S = 10
 _PORTS = range(1, 65536)
+_added: set[str] = set()  # endpoints that gave this process their devices
 
 
 def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
@@ -31,10 +32,13 @@ def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
     add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
     check_rpc_servers(endpoints)
     for endpoint in endpoints.split(","):
+        if endpoint in _added:
+            continue
         server = add_server(endpoint.encode())
         if not server:
             raise HobbitError(f"the machine at {endpoint} offers no device; {_START}")
         ggml.ggml_backend_register(ctypes.c_void_p(server))
+        _added.add(endpoint)
 
 
 def check_rpc_servers(endpoints: str) -> None:

@@ -124,14 +124,12 @@ def test_a_chat_whose_machine_goes_away_ends_with_a_sentence(tiny_gguf: Path) ->
 
 
 def test_a_model_whose_machine_goes_away_raises_and_may_be_opened_again(tiny_gguf: Path) -> None:
-    """In a process of its own: the device stays registered."""
+    """A process of its own computes, since the device stays registered."""
     script = """
 import sys
 from pyhobbit import Hobbit
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.rpc_servers import add_rpc_servers
-add_rpc_servers(sys.argv[2])
-with Hobbit(sys.argv[1], device="RPC0", n_ctx=512) as model:
+with Hobbit(sys.argv[1], rpc=sys.argv[2], device="RPC0", n_ctx=512) as model:
     pieces = model("a", max_tokens=400, stream=True, temperature=0)
     next(pieces)
     print("begun", flush=True)
@@ -141,7 +139,7 @@ with Hobbit(sys.argv[1], device="RPC0", n_ctx=512) as model:
     except HobbitError as e:
         print("raised", e, flush=True)
 sys.stdin.readline()
-with Hobbit(sys.argv[1], device="RPC0", n_ctx=512) as model:
+with Hobbit(sys.argv[1], rpc=sys.argv[2], device="RPC0", n_ctx=512) as model:
     print("again", model("a", max_tokens=4)["usage"]["completion_tokens"])
 """
     with working() as (address, worker):
@@ -214,3 +212,17 @@ def test_a_worker_refuses_what_it_cannot_be(
         taken = run_pyhobbit("worker", "--port", address.rpartition(":")[2], timeout=60)
         assert taken.returncode == 1
         assert "give another --port" in taken.stderr
+
+
+def test_a_model_keeps_its_machine(tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(tiny_gguf)
+    with working() as (address, _):
+        kept = run_pyhobbit("config", model, "--rpc", address, "--device", "RPC0", "--write", timeout=60)
+        assert kept.returncode == 0, kept.stderr
+        again = run_pyhobbit("chat", model, "-p", PROMPT, "-n", 4, timeout=60)
+        assert again.returncode == 0, again.stderr
+        with serving(model, tmp_path / "log") as server:
+            assert server.complete(n=4)
+    without = run_pyhobbit("chat", model, "-p", PROMPT, "-n", 4, timeout=60)
+    assert f"no machine answers at {address}" in without.stderr
