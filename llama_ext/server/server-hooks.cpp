@@ -4,16 +4,17 @@
 #include "server-common.h"
 #include "server-http.h"
 
-// One line for each file with hooks. Requests come first: they bound what the others read.
+// One line for each file with hooks. Requests come first: they bound what the others read. The report on a
+// lost machine comes behind what says when a model sleeps.
 #define SERVER_HOOKS(X)                                                                                                \
     X(requests)                                                                                                        \
     X(bounds)                                                                                                          \
-    X(report)                                                                                                          \
     X(settings)                                                                                                        \
     X(checkpoints)                                                                                                     \
     X(passes)                                                                                                          \
     X(idle)                                                                                                            \
     X(ollama)                                                                                                          \
+    X(report)                                                                                                          \
     X(pages)
 
 #define DECLARE(name) server_hooks & server_hooks_##name();

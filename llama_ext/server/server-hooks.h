@@ -180,7 +180,7 @@ class server_hooks {
     // A computation failed: why, as far as known.
     virtual void failure(const llama_context *, std::string &) {}
 
-    // After a failure: would the model compute again if it were loaded again?
+    // A model was unloaded: is it loaded again at once, since it might compute then?
     virtual void lost(bool & /* is_lost */) {}
 
     // Milliseconds without a request after which the model is unloaded; negative: never.

@@ -263,8 +263,10 @@ class report_hooks : public server_hooks {
         reason                = own.empty() ? reason : own;
     }
 
-    // A machine that was lost may come back.
+    // A machine that was lost may come back: the model is unloaded, and loaded as soon as that works.
     void lost(bool & is_lost) override { is_lost = llama_lost_machine() != nullptr; }
+
+    void idle(int64_t & ms) override { ms = llama_lost_machine() ? 0 : ms; }
 
     // Requests for a computation are refused while a machine is lost: the model has to be loaded again first.
     void wrap(server_handler & handler) override {

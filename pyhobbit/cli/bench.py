@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     engine_config(args, args.ctx, without=("trace",))  # refuses settings before a model is downloaded
     model = model_path(args)
     add_model_options(args, model)
-    add_rpc_devices(args)  # those that the model keeps
+    add_rpc_devices(args)  # machines that the model keeps
     check_model_file(model)
     from pyhobbit.engine.engine import Engine
     from pyhobbit.inspect.speed import disk_speed
