@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
-// The memory of context checkpoints: that of all slots stays within what the model's plan left for them.
+// The memory of context checkpoints: all slots together keep to the part that the model's plan left for them.
 
 namespace {
 
@@ -24,7 +24,7 @@ class checkpoint_hooks : public server_hooks {
         server_override(params, "hobbit.least_snapshots", n_drafts);
     }
 
-    // The slot with the most gives its oldest; of equals this one, then the one that was used the longest ago.
+    // The slot with the most checkpoints drops its oldest; among equals this slot, then the one unused for longest.
     void checkpoint(const server_slot_views & slots, server_checkpoint & wanted) override {
         const auto rank = [&](const server_slot_view & slot) {
             return std::make_tuple(slot.n_checkpoints, slot.id == wanted.id, -slot.t_last_used);

@@ -55,12 +55,12 @@ struct server_slot_view {
     int32_t id;
     bool    is_busy;    // it has a request, of which the next fields tell
     bool    is_writing; // it waits for a token in each pass
-    bool    is_waiting; // for the prompt that another slot reads
+    bool    is_waiting; // it waits for the prompt that another slot reads
     bool    is_child;   // it has the prompt of another slot
     bool    is_alone;   // its passes are its own
     int32_t n_prompt;   // tokens of the request's prompt
     int32_t n_left;     // its tokens that are to be computed, as far as known
-    int32_t n_tokens;   // in its memory, with those of the batch
+    int32_t n_tokens;   // tokens in its memory, those of the batch included
     int64_t t_last_used;
     size_t  n_checkpoints, checkpoint_bytes;
 
@@ -78,9 +78,9 @@ struct server_slot_start {
     int32_t                    id; // the slot's
     const server_task_hobbit & hobbit;
     hobbit_precision           prompt;       // lowest precision of the slot's tokens
-    bool                       shares_cells; // with other slots
+    bool                       shares_cells; // it shares cells of the context with other slots
 
-    hobbit_precision asked        = SERVER_NO_TOKENS; // by the request
+    hobbit_precision asked        = SERVER_NO_TOKENS; // precision that the request asks for
     bool             keeps_prompt = true;             // the slot's tokens may enter the answer
     std::string      error;                           // why the request is refused; "": it is not
 };
@@ -93,7 +93,7 @@ struct server_pass {
     int32_t n_batch = 0, n_ubatch = 0; // tokens of a pass and of a graph, at most
 
     std::vector<bool>    turns;      // [slot]
-    std::vector<int32_t> order;      // slots, as they read their prompts
+    std::vector<int32_t> order;      // slots in the order in which they read prompts
     int32_t              n_long = 0; // tokens of long prompts that it may still read
     int32_t              n_read = 0; // tokens of long prompts in the batch
 

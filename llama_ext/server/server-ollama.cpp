@@ -16,7 +16,7 @@
 
 // Ollama's API, which many programs know alone: mapped to the server's own handlers.
 
-static constexpr const char * VERSION   = "0.12.0"; // the API's
+static constexpr const char * VERSION   = "0.12.0"; // version of the API
 static constexpr int64_t      NOT_GIVEN = INT64_MIN;
 
 // Milliseconds of keep_alive: of the last request, and of the one that this thread reads. And of the server's option.
@@ -165,7 +165,7 @@ struct ollama_res : server_http_res {
         for (size_t end = pending.find("\n\n"); end != std::string::npos; end = pending.find("\n\n")) {
             const size_t start   = pending.find("data: ");
             const json   event   = json::parse_no_throw(start < end ? pending.substr(start + 6, end - start - 6) : "");
-            const bool   is_ping = pending[0] == ':'; // nothing new, but the server lives
+            const bool   is_ping = pending[0] == ':'; // a ping says that the server lives
             pending.erase(0, end + 2);
             out += is_ping ? safe_json_to_str(line(json::object())) + "\n" : event.is_discarded() ? "" : lines(event);
         }
@@ -228,7 +228,7 @@ static server_http_res_ptr generate(const server_http_req & req, const ollama_ro
         }
         self->status = inner.status;
         if (!inner.is_stream()) {
-            self->data = inner.data.empty() ? "" : self->lines(json::parse(inner.data)); // "": the client left
+            self->data = inner.data.empty() ? "" : self->lines(json::parse(inner.data)); // the client left: ""
             return;
         }
         self->content_type = "application/x-ndjson";

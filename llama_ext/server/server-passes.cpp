@@ -11,9 +11,9 @@
 
 namespace {
 
-constexpr double  STALL_S    = 4.0; // that all who wait for tokens may wait together for a part of a long prompt
+constexpr double  STALL_S    = 4.0; // seconds by which a part of a long prompt may delay all waiting slots together
 constexpr int32_t LEAST      = 512; // with fewer tokens a pass reads nearly as many experts
-constexpr int32_t MIN_TOKENS = 20;  // a pause in so many tokens is not among their usual 95 %
+constexpr int32_t MIN_TOKENS = 20;  // one pause in so many tokens stays beyond the 95th percentile
 
 double seconds() {
     return double(ggml_time_us()) / 1e6;
@@ -49,7 +49,7 @@ class passes_hooks : public server_hooks {
         std::stable_sort(pass.order.begin(), pass.order.end(),
                          [&](int32_t a, int32_t b) { return slots[a].n_left < slots[b].n_left; });
         pass.n_long = tokens(n_waiting, pass.n_batch);
-        if (turn >= 0) { // in the parts of a request that nobody waits for
+        if (turn >= 0) { // a request alone reads in the parts that it has where nobody waits
             pass.n_long = pass.n_batch % pass.n_ubatch == 0 ? pass.n_ubatch : pass.n_batch;
         }
     }
@@ -64,7 +64,7 @@ class passes_hooks : public server_hooks {
                 prompts.push_back(slot);
             }
         }
-        // a token alone is not worth reading counters
+        // counters are not read for single tokens
         const auto [done, n_layers] = prompts.empty() ? std::pair(0.0, 0) : server_report_layers();
 
         std::lock_guard<std::mutex> lock(mutex_);
@@ -93,7 +93,7 @@ class passes_hooks : public server_hooks {
         prompts_.clear();
     }
 
-    // The longest answer ends.
+    // Ends the longest answer.
     void overflow(const server_slot_views & slots, int32_t n_cells, int32_t & id) override {
         int64_t n_all     = 0;
         int32_t n_longest = -1;
@@ -135,10 +135,10 @@ class passes_hooks : public server_hooks {
     struct prompt_part {
         int32_t slot;
         int32_t n_tokens; // the whole prompt
-        int32_t n_done;   // before the pass
-        int32_t n_pass;   // in the pass
-        int32_t n_read;   // before the pass, without those that were kept
-        double  seconds;  // since its reading began
+        int32_t n_done;   // tokens read before the pass
+        int32_t n_pass;   // tokens of the pass
+        int32_t n_read;   // tokens computed before the pass
+        double  seconds;  // seconds since its reading began
     };
 
     // Tokens of long prompts for the next pass, at most n_most, while n_waiting slots wait for a token each. A pass
@@ -167,12 +167,12 @@ class passes_hooks : public server_hooks {
         return -1;
     }
 
-    // The last pass over long prompts, and what those who wait have had since. The thread that computes alone has it.
+    // The last pass over long prompts, and the passes of waiting slots since. Only the computing thread reads it.
     double  pause_     = 0.0; // seconds that others waited for it
-    double  per_s_     = 0.0; // tokens
-    double  had_       = 0.0; // seconds
-    int32_t n_had_     = 0;   // tokens each
-    int32_t n_long_    = 0;   // in the pass that is computed, as n_waiting_
+    double  per_s_     = 0.0; // tokens per second
+    double  had_       = 0.0; // seconds of passes for others since
+    int32_t n_had_     = 0;   // tokens that each of them has had since
+    int32_t n_long_    = 0;   // tokens of long prompts in the pass that is computed
     int32_t n_waiting_ = 0;
     size_t  last_turn_ = 0;
 
@@ -180,7 +180,7 @@ class passes_hooks : public server_hooks {
     std::mutex               mutex_;
     std::vector<prompt_part> prompts_;
     double                   start_    = 0.0; // seconds()
-    double                   n_before_ = 0.0; // layers
+    double                   n_before_ = 0.0; // layers computed before the pass
     double                   n_layers_ = 0.0; // layers of the whole pass
 };
 

@@ -53,9 +53,9 @@ static const std::vector<double> & read_counters() {
     return g_cache.counters;
 }
 
-// One value; those of one metric are neighbours.
+// One value; values of one metric are neighbours.
 struct hobbit_value {
-    const char * key;    // in JSON
+    const char * key;    // name in JSON
     const char * metric; // null: none
     const char * label;  // label of the metric, or null
     const char * help;   // help of the metric
@@ -154,7 +154,7 @@ static std::string metrics() {
 // A disk that answers takes milliseconds.
 static constexpr double LONG_READ_S = 3.0;
 
-// "" unless a read takes that long.
+// The sentence on a read that takes that long, else "".
 static std::string waiting_for_disk() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     const double                seconds = g_cache.model ? hobbit_oldest_read(g_cache.model) : 0.0;
@@ -235,7 +235,7 @@ class report_hooks : public server_hooks {
         hobbit_info    info  = {};
 
         std::vector<hobbit_resolved_setting> settings;
-        if (model) { // both stay, and later they would wait for a computation
+        if (model) { // both stay as they are; reading them later would wait for a computation
             hobbit_ref(model);
             hobbit_get_info(model, &info);
             while (hobbit_setting_spec_at(settings.size())) {
@@ -281,7 +281,7 @@ class report_hooks : public server_hooks {
             const std::string reason = public_failure();
             return reason.empty() ? get(req) : server_refusal(reason, 503);
         };
-        // waits for the computation, but where the disk does not answer
+        // this waits for the computation, unless the disk does not answer
         routes.get_metrics = [get = routes.get_metrics](const server_http_req & req) {
             auto res = waiting_for_disk().empty() ? get(req) : std::make_unique<server_http_res>();
             if (res->data.empty()) {
@@ -315,7 +315,7 @@ class report_hooks : public server_hooks {
     static std::unique_ptr<server_http_res> get_hobbit(const server_http_req &) {
         json data = json::object();
         {
-            std::lock_guard<std::mutex> lock(g_cache.mutex); // once: what is told is of one moment
+            std::lock_guard<std::mutex> lock(g_cache.mutex); // one lock, so that all values are of one moment
             const auto                  values = current_values();
             data["cached"]                     = !values.empty();
             for (const hobbit_value & v : values) {

@@ -33,7 +33,7 @@ static std::string live_names() {
     return names + "alone";
 }
 
-// The word as a setting takes it, which does not own its text.
+// The word as a setting's value, which does not own its text.
 static const char * known_word(const hobbit_setting_spec & spec, const std::string & word) {
     static std::mutex            mutex;
     static std::set<std::string> words; // guarded by the mutex
@@ -84,7 +84,7 @@ static std::vector<hobbit_setting> parse_settings(const json & data, bool & alon
 // The settings of a model's name: high precision alone where it ends with -exact, else none.
 static std::vector<hobbit_setting> settings_of_name(const json & name) {
     if (!name.is_string() || !string_ends_with(name.get<std::string>(), "-exact") || !server_report_is_cached()) {
-        return {}; // without a cache exact in any case
+        return {}; // without a cache every answer is exact
     }
     return { { "hobbit.quality", 0.0, "lossless" } };
 }
