@@ -91,16 +91,21 @@ function(hobbit_unite target names)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
 endfunction()
 
-# Programs, which wait for ggml, are compiled fast: with less optimisation, and graphs of images and sound as llama.cpp
-# itself compiles those of texts. To be called when the targets are there.
+# Programs, which wait for ggml, are compiled fast: with less optimisation, and several sources together, as llama.cpp itself
+# compiles its models. To be called when the targets are there.
 function(hobbit_compile_programs_fast)
-    foreach(target IN ITEMS llama-common server-context llama-server-impl cpp-httplib)
+    foreach(target IN ITEMS llama-common server-context llama-server-impl cpp-httplib mtmd llama-bench-impl)
         target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
     endforeach()
 
     hobbit_unite(mtmd "models/")
     hobbit_unite(server-context ".")
     hobbit_unite(llama-server-impl ".")
+    hobbit_unite(llama-common "^[^j]|json-") # neither json.cpp nor jinja/, which define the same names
+
+    get_target_property(folder llama SOURCE_DIR)
+    file(GLOB memories ${folder}/llama-kv-cache*.cpp ${folder}/llama-memory*.cpp)
+    set_source_files_properties(${memories} TARGET_DIRECTORY llama PROPERTIES SKIP_UNITY_BUILD_INCLUSION OFF)
 endfunction()
 
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
