@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
-# make install, make demo: for use; make build, make test: for work on it. Every target builds what is missing and can be
-# repeated.
+# make demo, make install: for use; make build, make test: for work on it; make check: before a release. Every target builds
+# what is missing and can be repeated.
 
+SHELL       := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
-# llama-server's web page takes minutes to build, and only tests/server/test_server_page.py needs it
-WEB_PAGE ?= ON
+# llama-server's web page takes npm and minutes; a checkout that has built it keeps it
+WEB_PAGE ?= $(if $(wildcard build/.web-page),ON,OFF)
 MODEL  := tests/tiny_moe/model
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -24,6 +26,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 # Versions and hashes of all packages but torch: requirements/ has one list per purpose, written by `make requirements`.
 PINNED := $(PIP) --require-hashes --no-build-isolation
+# A build says how far it is, and its log holds the rest.
+export NINJA_STATUS := [%p] $()
+PROGRESS = 2>&1 | tee build/log.txt | sed -un -e 's/^ *\[ *\([0-9]*0%\)\].*/   \1 built/p' -e '/error:/p' | stdbuf -oL uniq \
+    || { tail -n 40 build/log.txt; false; }
 
 # The llama.cpp that `stock` builds: vendor/llama.cpp-NAME.lock goes to build/stock-NAME.
 LOCK ?= vendor/llama.cpp.lock
@@ -71,16 +77,20 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize check fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
 	@echo 'pyhobbit is installed: . .venv/bin/activate, and then: pyhobbit --help'
+	@$(if $(filter OFF,$(WEB_PAGE)),echo 'The server is without its web page: make install WEB_PAGE=ON adds it by npm in three minutes')
 
 build: $(DEVELOPED)
 
-test: lint sanitize ctest stock
+test: lint ctest stock
 	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=5
+
+# Everything that needs a build of its own; after `test`, before a release.
+check: sanitize try-wheel package sbom
 
 # System packages, where they are missing.
 deps:
@@ -90,20 +100,27 @@ deps:
 # for use
 #
 
-# Neither torch nor what tests need. Editable, so that Python finds
-# it in this folder too, whose pyhobbit/ has no libraries. The rule deletes npm's downloads for the web page,
-# 0.7 GB; npm downloads them again when the page changes.
-.venv/.pyhobbit$(GPU:%=-%): $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools)
-	@echo '== pyhobbit: this takes $(or $(TIME_$(GPU)),some 10 minutes on two cores) and 0.8 GB of disk, 0.3 GB of it in .venv'
+# The user's build and the developer's lie in one tree, so that the second one only adds tests. Editable, so that Python
+# finds it in this folder too, whose pyhobbit/ has no libraries.
+EDITABLE = mkdir -p build; python -m pip install --verbose --no-build-isolation --no-deps --editable . --config-settings=build-dir=$(BUILD) \
+    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
+SOURCES := $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools) $(if $(filter ON,$(WEB_PAGE)),build/.web-page)
+
+# Neither torch nor what tests need. npm's downloads for the web page, 0.7 GB, are deleted.
+.venv/.pyhobbit$(GPU:%=-%): $(SOURCES)
+	@echo '== pyhobbit: this takes $(or $(TIME_$(GPU)),some 6 minutes on two cores) and 0.8 GB of disk, 0.3 GB of it in .venv'
 	.ci/deps install
 	$(PYTHON) -m venv .venv
 	$(PINNED) --requirement requirements/build.txt
 	$(PINNED) --requirement requirements/use.txt
-	python -m pip install --no-build-isolation --no-deps --editable . \
-	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
-	    $(GPU:%=--config-settings=build-dir=build/%) $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
+	@$(EDITABLE) $(PROGRESS)
 	rm -rf build/*/vendor/llama.cpp/tools/ui/ui-src/node_modules
 	rm -f .venv/.pyhobbit*
+	touch $@
+
+build/.web-page:
+	@command -v npm >/dev/null || { echo 'the web page needs npm: apt-get install npm' >&2; false; }
+	mkdir -p $(@D)
 	touch $@
 
 #
@@ -130,12 +147,9 @@ deps:
 #
 
 # .venv has one build at a time, so the file of any other one goes.
-$(DEVELOPED): .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tools)
+$(DEVELOPED): .venv/.dependencies $(SOURCES)
 	@echo '== pyhobbit: libraries and programs$(GPU:%=, for %)'
-	python -m pip install --verbose --no-build-isolation --no-deps --editable . \
-	    --config-settings=build-dir=$(BUILD) --config-settings=install.strip=false --config-settings=cmake.define.HOBBIT_BUILD_TESTS=$(if $(GPU),OFF,ON) \
-	    --config-settings=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) \
-	    $(OPTIONS_$(GPU):%=--config-settings=cmake.define.%)
+	@$(EDITABLE) --config-settings=install.strip=false --config-settings=cmake.define.HOBBIT_BUILD_TESTS=$(if $(GPU),OFF,ON) $(PROGRESS)
 	rm -f build/.installed*
 	touch $@
 
@@ -146,7 +160,7 @@ $(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake
 	@echo '== llama.cpp without our patches'
 	python vendor/unpack.py --lock $(LOCK) --stock $(STOCK)/vendor/llama.cpp
 	cmake -S cmake/stock -B $(STOCK)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK)) $(OPTIONS_$(GPU):%=-D%)
-	cmake --build $(STOCK)/build/release $(if $(GPU),--target llama --target llama-common)
+	cmake --build $(STOCK)/build/release $(if $(GPU),--target llama --target llama-common) $(PROGRESS)
 	ln -sfn build/release/bin $(STOCK)/bin
 	touch $@
 
@@ -155,7 +169,7 @@ vulkan cuda: %: build/%/.built
 build/vulkan/.built build/cuda/.built: build/%/.built: build/%/.tools .venv/.dependencies $(CMAKE_FILES) $(NATIVE_SOURCES)
 	@echo '== libllama for $*'
 	cmake -S . -B build/$* $(OPTIONS_$*:%=-D%) -DHOBBIT_WEB_PAGE=OFF
-	cmake --build build/$* --target llama
+	cmake --build build/$* --target llama $(PROGRESS)
 	touch $@
 
 build/vulkan/.tools: .ci/deps
@@ -180,15 +194,19 @@ endif
 # checks
 #
 
+define STYLE
+	ruff check --quiet --output-format concise
+	ruff format --quiet --check
+	python docs/check_layers.py
+	python docs/sentences.py --max 25 >/dev/null
+	python docs/openings.py
+	python docs/check_budget.py
+endef
+
 # mypy reads what a build wrote, whether or not that is up to date
 lint: thread-safety .venv/.dependencies $(if $(wildcard build/.installed*),,$(DEVELOPED))
 	@echo '== lint'
-	ruff check
-	ruff format --check
-	python docs/check_layers.py
-	python docs/sentences.py --max 25
-	python docs/openings.py
-	python docs/check_budget.py
+	$(STYLE)
 	python -m mypy
 	clang-format --dry-run --Werror $(CXX_SOURCES)
 
@@ -218,12 +236,7 @@ ctest: $(DEVELOPED)
 QUICK_BASE := $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
 quick: export OMP_WAIT_POLICY := passive
 quick: $(DEVELOPED)
-	ruff check --quiet --output-format concise
-	ruff format --quiet --check
-	python docs/check_layers.py
-	python docs/sentences.py --max 25 >/dev/null
-	python docs/openings.py
-	python docs/check_budget.py
+	$(STYLE)
 	{ git diff --name-only --diff-filter=d $(QUICK_BASE); git ls-files --others --exclude-standard; } | sort -u | \
 	    grep -E '^(ggml_ext|llama_ext|patches|tests/cpp)/.*\.(cpp|h)$$' | xargs --no-run-if-empty clang-format --dry-run --Werror
 	ctest --test-dir $(BUILD) --parallel $(JOBS) --quiet --output-on-failure --no-tests=error --label-exclude slow
@@ -244,7 +257,7 @@ build/%/.passed: .venv/.tools $(CMAKE_FILES) $(NATIVE_SOURCES)
 	@echo '== C++ tests with -fsanitize=$(SANITIZER)'
 	cmake -S . -B build/$* -DCMAKE_BUILD_TYPE=Debug -DHOBBIT_BUILD_TESTS=ON -DHOBBIT_SANITIZE=$(SANITIZER) \
 	    -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CPU_REPACK=OFF
-	cmake --build build/$*
+	cmake --build build/$* $(PROGRESS)
 	setarch --addr-no-randomize ctest --test-dir build/$* $(CTEST_OPTIONS)
 	touch $@
 
@@ -263,7 +276,7 @@ package: PACKAGE := build/package
 package: .venv/.tools
 	@echo '== source distribution, wheel, and an installation of it'
 	rm -rf $(PACKAGE)
-	python -m build --no-isolation --outdir $(PACKAGE) --config-setting=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE)
+	python -m build --no-isolation --outdir $(PACKAGE) --config-setting=cmake.define.HOBBIT_WEB_PAGE=$(WEB_PAGE) $(PROGRESS)
 	python -m venv $(PACKAGE)/venv
 	$(PACKAGE)/venv/bin/$(PINNED) --requirement requirements/use.txt
 	$(PACKAGE)/venv/bin/$(PIP) --no-index $(PACKAGE)/pyhobbit-*.whl
@@ -295,7 +308,7 @@ $(WHEEL)/.built: .venv/.tools $(WHEEL_TOOLS) $(SYSROOT)/.made $(CMAKE_FILES) $(N
 	@echo '== the wheel'
 	rm -rf dist/*_$(ARCH).whl $(WHEEL)/plain
 	$(CROSS:%=_PYTHON_HOST_PLATFORM=linux-%) python -m build --wheel --no-isolation --outdir $(WHEEL)/plain --config-setting=build-dir=$(WHEEL) \
-	    $(WHEEL_OPTIONS:%=--config-setting=cmake.define.%)
+	    $(WHEEL_OPTIONS:%=--config-setting=cmake.define.%) $(PROGRESS)
 	auditwheel repair --plat $(if $(CROSS),auto,$(WHEEL_TAG)) --only-plat --exclude libvulkan.so.1 --wheel-dir dist $(WHEEL)/plain/*.whl
 	test -e dist/*-$(WHEEL_TAG).whl # auditwheel knows tags of this processor alone, so for another it finds the tag itself
 	touch $@
