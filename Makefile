@@ -77,7 +77,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize check fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize check release fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -406,6 +406,10 @@ requirements: .venv/.tools
 	for list in build tools; do \
 	    $(RESOLVE:pyproject.toml=) --group $$list --constraint requirements/test.txt --output-file requirements/$$list.txt; done
 	$(RESOLVE) --constraint requirements/test.txt --output-file requirements/use.txt
+
+# dist/ with what a release consists of, from a commit; RELEASE_ARCHS="x86_64 aarch64" makes a wheel for each.
+release: build/.web-page
+	deploy/release $(or $(RELEASE_ARCHS),$(MACHINE))
 
 # A list of the packages in a user's installation, in CycloneDX's form. NOTICE lists the parts of the built package.
 sbom: .venv/.tools

@@ -185,6 +185,12 @@ def test_the_plan_of_a_layer_is_printed(tiny_gguf: Path) -> None:
     assert set(uses) == {"high", "low", "skipped"}
 
 
+def test_the_readme_clones_from_the_projects_address() -> None:
+    urls = re.findall(r'(?m)^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert re.findall(r"(?m)^git clone (\S+)", (ROOT / "README.md").read_text("utf-8")) == urls
+    assert len(urls) == 1
+
+
 def test_the_readmes_picture_has_the_figures_of_its_table() -> None:
     import picture  # lies in docs/
 

@@ -219,7 +219,7 @@ def quick_start(box: Box) -> str:
     text = (ROOT / "README.md").read_text().split("## Quick start")[1].split("\n## ")[0]
     shell, python = (re.findall(f"```{name}\n(.*?)```", text, re.DOTALL) for name in ("sh", "python"))
     lines = [line.split("  #")[0].strip() for line in "".join(shell).splitlines()]
-    commands = [line for line in lines if not line.startswith("make install")]
+    commands = [line for line in lines if line.startswith("pyhobbit")]
     repo = next(line.split()[2] for line in commands if line.startswith("pyhobbit run"))
     model = (box.root / "srv/tiny.gguf").read_bytes()
     shutil.copy(ROOT / "tests/tiny_moe/heldout.txt", box.root / "srv")
@@ -229,7 +229,7 @@ def quick_start(box: Box) -> str:
     (box.root / "srv/quick.py").write_text("".join(python))
     with fake_hub.serving(fake_hub.Hub({repo: {f"{repo.split('/')[1]}-Q4_K_M.gguf": model}})) as hub:
         for line in [*commands, "python /srv/quick.py"]:
-            command = until_healthy(line, 8080) if " serve " in line else f"{line} <<< 'def read_file(path):'"
+            command = until_healthy(line, 8080) if " serve" in line else f"{line} <<< 'def read_file(path):'"
             box.run(f"cd quick; . ~/env/bin/activate; export HF_ENDPOINT={hub.endpoint}\n{command}")
     return f"{len(commands)} commands and the Python example work as typed"
 
@@ -275,7 +275,7 @@ STEPS: dict[Callable[[Box], str], str] = {
     odd_path: "a path with spaces and umlauts, `LANG=C`",
     few_files: f"`ulimit -n 256`, a model in {N_PARTS} parts",
     other_user: "another user than the one who installed it",
-    quick_start: "README's quick start after `make install`, the tiny model in the Hub's place",
+    quick_start: "README's quick start after an installation, the tiny model in the Hub's place",
     uninstall: "`pip uninstall`",
 }  # fmt: skip
 
