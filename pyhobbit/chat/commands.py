@@ -121,7 +121,8 @@ class Commands:
     def _think(self, how: str) -> None:
         if how:
             self._conversation.think = how
-        note(f"thinking: {self._conversation.think}")
+        has_template = self._conversation.has_template
+        note(f"thinking: {self._conversation.think if has_template else 'none without a chat template'}")
 
     def _reset(self, _rest: str) -> None:
         self._conversation.reset()
@@ -164,9 +165,8 @@ class Commands:
         note("\n".join([stats.summary(), f"{context}, {_count(self._conversation)}{dropped}"]))
 
     def _set(self, text: str) -> None:
-        if text:
-            settings.change(self._conversation, text)
-        note(settings.table(self._conversation))
+        names = settings.change(self._conversation, text) if text else ()
+        note(settings.table(self._conversation, names))
 
 
 def _path(file: str) -> Path:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Settings that can be changed between two answers."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.errors import ConfigError, did_you_mean
 from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig
-from pyhobbit.settings.table import KEYS, LIVE, OPTIONS
+from pyhobbit.settings.table import KEYS, LIVE, OPTIONS, help_text
 
 Value = int | float | str | None
 
@@ -15,7 +16,7 @@ _MAX_TOKENS = "max_tokens"
 _HELP = {
     **SAMPLING_HELP,
     _MAX_TOKENS: "maximum tokens per answer; -1: no limit",
-    **{name: OPTIONS[name][0].help for name in LIVE},
+    **{name: help_text(name) for name in LIVE},
 }
 _WHOLE_NUMBERS = ("top_k", "seed", _MAX_TOKENS)
 _RANDOM = ("random", "-1")  # seeds
@@ -27,16 +28,18 @@ def names(conversation: Conversation) -> list[str]:
     return list(_values(conversation))
 
 
-def table(conversation: Conversation) -> str:
-    """Names, values and what they mean, for people."""
-    values = {name: _text(name, value) for name, value in _values(conversation).items()}
+def table(conversation: Conversation, only: Collection[str] = ()) -> str:
+    """Names, values and what they mean, for people.  only: of these settings; without any, of all."""
+    values = {
+        name: _text(name, each) for name, each in _values(conversation).items() if name in (only or _HELP)
+    }
     name_width, width = max(map(len, values)), max(map(len, values.values()))
     lines = (f"{name:{name_width}}  {value:{width}}  {_HELP[name]}" for name, value in values.items())
     return "\n".join(lines)
 
 
-def change(conversation: Conversation, text: str) -> None:
-    """Sets what a text like "temp 0.5 t1 0.6" says, all or nothing. Raises HobbitError."""
+def change(conversation: Conversation, text: str) -> Collection[str]:
+    """Sets what a text like "temp 0.5 t1 0.6" says, all or nothing; returns the names. Raises HobbitError."""
     given = _parse(text)
     sampling = {name: value for name, value in given.items() if name in SAMPLING_HELP}
     changed = replace(conversation.sampling, **sampling)
@@ -48,6 +51,7 @@ def change(conversation: Conversation, text: str) -> None:
     if live := {name: given[name] for name in LIVE if name in given}:
         conversation.engine.set(**live)
     conversation.sampling, conversation.max_tokens = changed, max_tokens
+    return given
 
 
 def current(conversation: Conversation) -> dict[str, Any]:

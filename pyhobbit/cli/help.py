@@ -3,6 +3,7 @@
 --help-research those for papers."""
 
 import argparse
+import re
 import shutil
 import sys
 import textwrap
@@ -35,6 +36,12 @@ EXAMPLES: Mapping[str, str] = {
 }
 """By verb, arguments that --help shows, of those in COMMON."""
 
+# errors of argparse, and ours in their place
+_SENTENCES = {
+    "argument (.*): invalid (float|int) value: (.*)": r"\1 takes a number, not \3",
+    r"argument (.*): invalid choice: (.*) \(choose from (.*)\)": r"\1 cannot be \2: choose one of \3",
+    "argument (.*): expected .*": r"\1 needs a value, with = before one that begins with -",
+}
 _GROUPS = {"pull": "models", "config": "tune, measure, others"}  # titles by the verb that they stand before
 _MAX_WIDTH = 100
 _OWN: Mapping[str, Any] = {"add_help": False, "allow_abbrev": False}
@@ -120,6 +127,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with one sentence and status 2."""
+        for theirs, ours in _SENTENCES.items():
+            message = re.sub(theirs, ours, message)
         complain(f"{message}; see: {self.prog} --help")
         sys.exit(2)
 
@@ -134,7 +143,8 @@ class Parser(argparse.ArgumentParser):
         formatter.end_section()
         example = f"Example: {self.prog} {self.example}"
         n = sum(each.dest not in self.research for each in self.declared)
-        formatter.add_text(f"{example}\nAll {n} options: {self.prog} --help-all")
+        further = f"; for papers {len(self.research)} more: --help-research" if self.research else ""
+        formatter.add_text(f"{example}\nAll {n} options: {self.prog} --help-all{further}")
         return formatter.format_help()
 
 

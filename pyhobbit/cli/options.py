@@ -19,7 +19,7 @@ from pyhobbit.settings.config import (
     parse_size,
 )
 from pyhobbit.settings.papers import PAPER_HELP, paper_text, settings_of
-from pyhobbit.settings.table import OPTIONS, RESEARCH, default_text
+from pyhobbit.settings.table import OPTIONS, RESEARCH, default_text, help_text
 
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "number": {"type": float, "metavar": "F"},
@@ -32,6 +32,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 _LEAST_BYTES = 1000  # a number below this is no size in bytes
 _LIST = {"metavar": "F,..."}
+_SHORT = 32  # characters of choices that stand in place of NAME
 _CACHE = "expert cache (a calibrated model has defaults of its own)"
 
 
@@ -47,12 +48,16 @@ def add_setting_arguments(
     for name in names:
         specs = OPTIONS[name]
         kind = _LIST if len(specs) > 1 else _KINDS[specs[0].kind]
-        group.add_argument(f"--{name.replace('_', '-')}", help=setting_help(name), **kind)
+        words = "|".join(specs[0].choices)
+        if is_short := 0 < len(words) < _SHORT:
+            kind = {"metavar": words}
+        text = _with_default(specs[0].help if is_short else help_text(name), name)
+        group.add_argument(f"--{name.replace('_', '-')}", help=text, **kind)
 
 
-def setting_help(name: str) -> str:
+def _with_default(text: str, name: str) -> str:
     """The help of one setting's option, as argparse takes it."""
-    text, note = OPTIONS[name][0].help.removesuffix("."), default_text(name)
+    text, note = text.removesuffix("."), default_text(name)
     start = text[0].lower() + text[1:] if text[1:2].islower() else text
     return (f"{start} (default: {note})" if note else start).replace("%", "%%")
 
@@ -92,7 +97,7 @@ def setting_value(name: str, given: Any) -> Any:
         return numbers(given, ",", f"--{name}")
     if specs[0].kind != "size" or not isinstance(given, str):
         return given
-    if given.strip().isdecimal() and int(given) < _LEAST_BYTES:
+    if given.strip().isdecimal() and 0 < int(given) < _LEAST_BYTES:
         raise ConfigError(f"--{name.replace('_', '-')} {given} is {given} bytes; for GiB write {given}G")
     return parse_size(given)
 
@@ -213,9 +218,9 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares --system, -n and --think."""
     add = parser.add_argument
     add("--system", metavar="TEXT", help="system instructions, for a model with a chat template")
-    limit = "maximum tokens per answer, -1: no limit (default without template: 512)"
+    limit = "most tokens per answer (-1: any; without template: 512)"
     add("-n", dest="max_tokens", type=int, metavar="N", help=limit)
-    how = "whether the model thinks first; hide: show only that it does (default: on)"
+    how = "think first; hide: show only that it does (default: on)"
     add("--think", metavar="on|off|hide", help=how)
 
 

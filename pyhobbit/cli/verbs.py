@@ -33,7 +33,7 @@ from pyhobbit.cli import (
 from pyhobbit.cli import list as listing
 from pyhobbit.cli.habits import TAKEN, ignore
 from pyhobbit.cli.help import COMMON, EXAMPLES, Parser
-from pyhobbit.errors import ConfigError, did_you_mean
+from pyhobbit.errors import ConfigError
 
 # A module with parse(parser, arguments) reads its arguments itself.
 _VERBS: Mapping[str, tuple[Any, str]] = {
@@ -88,7 +88,7 @@ def _parser(arguments: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
         module.add_arguments(parsers[name])
         parsers[name].add_help_options(COMMON.get(name, ()))
         parsers[name].example = EXAMPLES.get(name, "")
-        parsers[name].set_defaults(run=module.run, verb=name)
+        parsers[name].set_defaults(run=module.run, verb=name, typed=name)
     return parser, parsers
 
 
@@ -99,6 +99,7 @@ def run(arguments: Sequence[str] | None) -> int:
     parser, parsers = _parser(arguments)
     if typed and typed[0] in _OTHER_VERBS:
         parsers[arguments[0]].prog = f"pyhobbit {typed[0]}"
+        parsers[arguments[0]].set_defaults(typed=typed[0])
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
@@ -111,13 +112,15 @@ def run(arguments: Sequence[str] | None) -> int:
         arguments = [arguments[0], *_with_our_options(arguments[1:], parsers[arguments[0]])]
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        raise ConfigError(_unknown(args.verb, unknown[0], parsers[args.verb]))
+        raise ConfigError(_unknown(args, unknown[0], parsers[args.verb]))
     return args.run(args)
 
 
 def _with_our_verb(arguments: list[str]) -> list[str]:
-    """The arguments with the verb as we call it; `help VERB` as `VERB --help`."""
-    if arguments[:1] == ["help"]:
+    """The arguments with the verb as we call it; `help VERB` as `VERB --help`, and none as --help."""
+    if arguments[:1] in (["version"], ["-v"], ["-V"]):
+        return ["--version"]
+    if arguments[:1] in ([], ["help"]) and "_ARGCOMPLETE" not in os.environ:
         arguments = [*arguments[1:2], "--help"]
     return [*(_OTHER_VERBS.get(each, each) for each in arguments[:1]), *arguments[1:]]
 
@@ -157,12 +160,14 @@ def _check_verb(arguments: Sequence[str]) -> None:
     raise ConfigError(f"there is no command '{verb}'; {hint}")
 
 
-def _unknown(verb: str, argument: str, parser: Parser) -> str:
+def _unknown(args: argparse.Namespace, argument: str, parser: Parser) -> str:
     """The error for an argument that the verb does not know."""
     if not argument.startswith("-"):
-        hint = "a prompt follows -p" if "-p" in parser.options() else f"see: pyhobbit {verb} --help"
+        hint = "a prompt follows -p" if "-p" in parser.options() else f"see: {parser.prog} --help"
         return f"'{argument}' is one argument too many; {hint}"
     option = argument.partition("=")[0]
     known = () if option in TAKEN else parser.options()
-    hint = did_you_mean(option, known, f"see: pyhobbit {verb} --help", _LEAST_LIKENESS)
-    return f"{verb} has no option {option}; {hint}"
+    habits = {each: ours for each, ours in TAKEN.items() if ours in known}
+    near = get_close_matches(option, [*known, *habits], n=1, cutoff=_LEAST_LIKENESS)
+    hint = f"did you mean {habits.get(near[0], near[0])}?" if near else f"see: {parser.prog} --help"
+    return f"{args.typed} has no option {option}; {hint}"

@@ -27,6 +27,13 @@ def default(option: str) -> Any:
     return values if len(values) > 1 else values[0]
 
 
+def help_text(option: str) -> str:
+    """The option's help, with the names that it takes."""
+    spec = OPTIONS[option][0]
+    is_whole = all(each in spec.help for each in spec.choices)
+    return spec.help if is_whole else f"{spec.help.removesuffix('.')}; one of {', '.join(spec.choices)}."
+
+
 def default_text(option: str) -> str:
     """The default for people, "" for none."""
     settings = OPTIONS[option]

@@ -52,6 +52,22 @@ def test_help_names_every_command_in_its_group(capsys: pytest.CaptureFixture[str
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("arguments", [[], ["help"]])
+def test_without_a_command_the_help_is_shown(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _help(capsys=capsys)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert (end.value.code, capsys.readouterr().out) == (0, text)
+
+
+def test_help_names_the_values_of_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "  --quality lossless|small-loss|fast\n" in _help("chat", capsys=capsys)
+    policies = _help("chat", capsys=capsys, option="--help-research").partition("  --policy NAME")[2]
+    assert {"echo,", "lru,"} <= set(policies.partition("(default")[0].split())
+
+
 def _all_options(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
     return _help(verb, capsys=capsys, option="--help-all" if verb in COMMON else "--help")
 
@@ -125,9 +141,13 @@ def test_a_flag_with_a_number_or_size_says_its_default(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "COMMAND"),
-        (["chat", "m.gguf", "--temp"], "expected one argument"),
-        (["chat", "m.gguf", "-n", "many"], "invalid int value"),
+        (["chat", "m.gguf", "--temp"], "--temp needs a value"),
+        (
+            ["chat", "m.gguf", "--memory", "-1G"],
+            "--memory needs a value, with = before one that begins with -",
+        ),
+        (["chat", "m.gguf", "-n", "many"], "-n takes a number, not 'many'"),
+        (["completion", "csh"], "SHELL cannot be 'csh': choose one of 'bash', 'zsh', 'fish'"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_status_2(
@@ -184,7 +204,15 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["chat", "m.gguf", "--memory", "8"], "--memory 8 is 8 bytes; for GiB write 8G"),
         (["chat", "m.gguf", "--memor", "1G"], "chat has no option --memor; did you mean --memory?"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
-        (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many; a prompt follows -p"),
+        (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many; put a prompt between"),
+        (["chat", "m.gguf", "why", "not"], "'not' is one argument too many; put a prompt between quotes"),
+        (["run", "m.gguf", "--foo"], "run has no option --foo; see: pyhobbit run --help"),
+        (["chat", "--temprature", "1"], "chat has no option --temprature; did you mean --temp?"),
+        (["serve", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many: give one model, or --models-dir"),
+        (
+            ["serve", "m.gguf", "--models-dir", "d"],
+            "one model, or a folder by --models-dir: give one of them",
+        ),
         (["inspect", "m.gguf", "n"], "'n' is one argument too many; see: pyhobbit inspect --help"),
     ],
 )
