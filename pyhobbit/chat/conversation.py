@@ -29,6 +29,7 @@ class Conversation:
         self.sampling = config.sampling_of(engine.metadata)
         own_limit = ChatConfig.no_limit if self.has_template else ChatConfig.completion_tokens
         self.max_tokens = own_limit if config.max_tokens is None else config.max_tokens
+        self._stop = config.stop
         self.turns: list[Message] = []
         self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
@@ -44,9 +45,7 @@ class Conversation:
     @system.setter
     def system(self, text: str | None) -> None:
         if text is not None and not self.has_template:
-            raise HobbitError(
-                "the model has no chat template for instructions (--system); put them into the prompt"
-            )
+            raise HobbitError("the model has no chat template for instructions; put them into the prompt")
         self._system = text
 
     @property
@@ -100,7 +99,8 @@ class Conversation:
         answer = thoughts = ""
         finish = None
         prompt = self._prompt(turns[self._n_dropped :])
-        for piece in self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt):
+        pieces = self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt)
+        for piece in _until(pieces, self._stop):
             answer += piece.text
             thoughts += piece.thinking
             finish = piece.finish
@@ -156,3 +156,17 @@ class Conversation:
             return "".join(turn["content"] for turn in turns)
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         return [*system, *turns]
+
+
+def _until(pieces: Iterator[Piece], stop: Sequence[str]) -> Iterator[Piece]:
+    """The pieces before the first of the texts in `stop`; text that may begin one of them is held back."""
+    held = ""
+    for piece in pieces:
+        held += piece.text
+        if found := [at for each in stop if (at := held.find(each)) >= 0]:
+            yield replace(piece, text=held[: min(found)], finish="stop")
+            return
+        starts = (n for each in stop for n in range(1, len(each)) if held.endswith(each[:n]))
+        n_kept = 0 if piece.finish else max(starts, default=0)
+        shown, held = held[: len(held) - n_kept], held[len(held) - n_kept :]
+        yield replace(piece, text=shown)

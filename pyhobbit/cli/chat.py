@@ -45,9 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-p", dest="prompt", metavar="TEXT", help="answer TEXT and exit (default: read standard input)")
+    what = "answer TEXT, also given after MODEL (default: stdin)"
+    add("-p", dest="prompt", metavar="TEXT", help=what)
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
+    add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before TEXT; repeatable")
     add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
@@ -84,6 +86,7 @@ def _config(args: argparse.Namespace) -> ChatConfig:
         given=[name for name in SAMPLING_HELP if getattr(args, name) is not None],
         max_tokens=args.max_tokens,
         system=args.system,
+        stop=args.stop,
         stats_json=args.stats_json,
         think=args.think or ("hide" if args.quiet else ChatConfig.think),
         quiet=args.quiet,

@@ -111,6 +111,9 @@ def run(arguments: Sequence[str] | None) -> int:
     if module is not None:
         arguments = [arguments[0], *_with_our_options(arguments[1:], parsers[arguments[0]])]
     args, unknown = parser.parse_known_args(arguments)
+    is_prompt = unknown and not unknown[0].startswith("-") and not unknown[0].endswith(".gguf")
+    if is_prompt and getattr(args, "prompt", "") is None:
+        args.prompt = unknown.pop(0)  # as of `ollama run`
     if unknown:
         raise ConfigError(_unknown(args, unknown[0], parsers[args.verb]))
     return args.run(args)
@@ -163,7 +166,7 @@ def _check_verb(arguments: Sequence[str]) -> None:
 def _unknown(args: argparse.Namespace, argument: str, parser: Parser) -> str:
     """The error for an argument that the verb does not know."""
     if not argument.startswith("-"):
-        hint = "a prompt follows -p" if "-p" in parser.options() else f"see: {parser.prog} --help"
+        hint = "put a prompt between quotes" if "-p" in parser.options() else f"see: {parser.prog} --help"
         return f"'{argument}' is one argument too many; {hint}"
     option = argument.partition("=")[0]
     known = () if option in TAKEN else parser.options()

@@ -287,7 +287,8 @@ class ChatConfig:
 
     A value of None means no_limit, or `completion_tokens` for a model without chat template: it seldom ends
     by itself.
-    system: instructions for a model with a chat template.  stats_json: where the statistics go.
+    system: instructions for a model with a chat template.  stop: an answer ends before one of these texts.
+    stats_json: where the statistics go.
     think: whether the model thinks before it answers: on, off, or hide to show only that it does.
     quiet: show the answers and nothing else.
     """
@@ -297,6 +298,7 @@ class ChatConfig:
     given: Collection[str] = tuple(SAMPLING_HELP)
     max_tokens: int | None = None
     system: str | None = None
+    stop: Sequence[str] = ()
     stats_json: Path | None = None
     think: str = "on"
     quiet: bool = False
@@ -314,6 +316,7 @@ class ChatConfig:
         _require(
             self.think in self.thinks, f"--think is '{self.think}'; choose one of {', '.join(self.thinks)}"
         )
+        _require(all(self.stop), "--stop is empty; give the text that ends an answer")
         if self.stats_json is not None:
             folder = self.stats_json.absolute().parent
             _require(folder.is_dir(), f"--stats-json: the folder {folder} does not exist; create it first")

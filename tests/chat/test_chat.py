@@ -58,6 +58,18 @@ def test_one_shot_prints_the_text_and_nothing_else(run_pyhobbit: RunPyhobbit, ti
     assert "hits" in done.stderr
 
 
+def test_a_prompt_may_follow_the_model_and_a_text_ends_the_answer(
+    run_pyhobbit: RunPyhobbit, tiny_gguf: Path
+) -> None:
+    common = ("run", tiny_gguf, "-q", "-n", 20, "--pools", "8M", *GREEDY)
+    whole = run_pyhobbit(*common, PROMPT).stdout
+    assert whole == run_pyhobbit(*common, "-p", PROMPT).stdout
+    end = whole[8:13]
+    done = run_pyhobbit(*common, PROMPT, "--stop", "never in it", "--stop", end)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == whole.partition(end)[0].removesuffix("\n") + "\n"
+
+
 def test_drafts_print_the_same_text_and_how_many_were_right(
     run_pyhobbit: RunPyhobbit, tiny_gguf: Path
 ) -> None:

@@ -11,7 +11,8 @@ from fake_engine import ALWAYS_THINKS, MODEL, TEMPLATE, THINKS, FakeEngine, conv
 from pyhobbit import ConfigError, HobbitError, SamplingConfig
 from pyhobbit.chat import settings
 from pyhobbit.chat.commands import Commands, Next
-from pyhobbit.chat.conversation import Conversation
+from pyhobbit.chat.conversation import Conversation, _until
+from pyhobbit.engine.engine import Finish, Piece
 from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import ChatConfig
 from pyhobbit.settings.table import LIVE
@@ -30,6 +31,22 @@ def test_a_conversation_remembers_both_sides() -> None:
 def test_without_a_template_a_conversation_is_one_text() -> None:
     _, prompts = converse(None, "one", "two")
     assert prompts == ["one", "one[1]two"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown", "finish"),
+    [
+        (["one tw", "o three"], "one ", "stop"),
+        (["one t", "wenty"], "one twenty", "length"),
+        (["a tw"], "a tw", "length"),
+        (["of three"], "of ", "stop"),
+    ],
+)
+def test_an_answer_ends_before_a_text(texts: list[str], shown: str, finish: Finish) -> None:
+    last = len(texts) - 1
+    pieces = [Piece(text, n, 0.1, "length" if n == last else None) for n, text in enumerate(texts)]
+    found = [*_until(iter(pieces), ["two", "three"])]
+    assert ("".join(each.text for each in found), found[-1].finish) == (shown, finish)
 
 
 def test_a_question_that_was_stopped_before_its_answer_stays() -> None:
