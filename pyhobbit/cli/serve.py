@@ -8,17 +8,16 @@ import argparse
 import contextlib
 import csv
 import io
-import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pyhobbit.cli import server_flags
+from pyhobbit.cli import server_flags, several_models
 from pyhobbit.cli.habits import ignore
 from pyhobbit.cli.help import Parser
-from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import (
     add_batch_argument,
     add_model_options,
@@ -29,7 +28,7 @@ from pyhobbit.cli.options import (
 from pyhobbit.cli.server_flags import SERVER, any_given, known, value
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import EXACT, model_stem, options_path
-from pyhobbit.model.model_path import add_model_arguments, model_path
+from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.programs import become
 from pyhobbit.native.rpc_servers import check_rpc_servers
@@ -65,8 +64,7 @@ _MODEL_FLAGS = ("-m", "--model")
 # llama-server needs no model with one of these ...
 _ANSWERS = ("--version", "--usage", "--cache-list", "--completion-bash", "--list-devices")
 # ... or gets it by itself, as with a flag for a model of its choice: --...-default
-_MODEL_FOLDERS = ("--models-dir", "--models-preset")
-_MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *_MODEL_FOLDERS)
+_MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *several_models.SOURCES)
 _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 # Make it hold another amount of memory than the plan knows of.
 _MEMORY_FLAGS = (
@@ -101,13 +99,14 @@ _SERVER_NAMES = {
 }
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _LEAST_CONTEXT = 256
+_SERVER_BYTES = 20 << 20  # llama-server's process before it opens a model
 _DRAFTS = 3  # its own default
 _NGRAM_TABLE = 16 << 20  # bytes that drafts by n-grams take beside all requests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the verb; parse() takes llama-server's as well."""
-    add_model_arguments(parser)
+    add_model_arguments(parser, "GGUF file (default: all of pyhobbit list, by name)")
     add_batch_argument(parser)
     add_setting_arguments(parser)  # llama-server's own --device is -dev
     add_paper_argument(parser)
@@ -145,7 +144,9 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
             raise ConfigError(server_flags.unknown(argument, [*own, *_PASSED_ON]))
         else:
             ours.append(argument)
-    args = parser.parse_args(ours)
+    args, unknown = parser.parse_known_args(ours)
+    if unknown:
+        raise ConfigError(f"'{unknown[0]}' is one argument too many: give one model, or --models-dir FOLDER")
     args.passed_on = theirs
     return args
 
@@ -157,9 +158,13 @@ def run(args: argparse.Namespace) -> int:
         become([str(SERVER), "--help"])
     if any_given(_ANSWERS, args.passed_on):
         become([str(SERVER), *args.passed_on])
-    without_model = args.model is None and args.hf_repo is None and _names_model(args.passed_on)
-    if not without_model:
-        require_model(args)
+    without_model = args.model is None and args.hf_repo is None
+    if without_model and not _names_model(args.passed_on):
+        args.passed_on += several_models.all_downloads()
+    elif not without_model and not set(several_models.SOURCES).isdisjoint(args.passed_on):
+        raise ConfigError("one model, or a folder by --models-dir: give one of them")
+    if not without_model or not _names_model(args.passed_on):
+        check_model_arguments(args)
     _check_batch(args.batch, args.passed_on)  # an error comes before a download
     server_flags.check_address(args.passed_on)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
@@ -173,15 +178,18 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
     if args.calibrate_idle is not None:
         raise ConfigError("--calibrate-idle calibrates one model; serve it alone")
     check_limit(cache.memory)
-    each, passed_on = _of_several(cache, args.passed_on)
-    _print_rows(_several_rows(cache.memory, each.memory, passed_on))
-    passed_on = _with_listed_models(passed_on)
+    each, passed_on = several_models.shared(cache, args.passed_on)
+    if rows := several_models.rows(cache.memory, each.memory, passed_on):
+        _print_rows({**rows, "address": _address(passed_on)})
+    passed_on = several_models.listed(passed_on)
     own = _of_model(each, passed_on)
     return [*_no_warmup(passed_on), *server_arguments(own.settings(), args.batch, passed_on)]
 
 
 def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     """Arguments for one model, which is downloaded where needed. Raises HobbitError."""
+    from pyhobbit.model.gguf_file import read_gguf  # takes a while
+
     model = model_path(args)
     check_model_file(model)
     own = _add_model_options(args, model)
@@ -195,11 +203,16 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     if plan is not None and plan.chose_context:
         args.passed_on += ["--ctx-size", str(plan.info.n_ctx)]
     options = f"{options_path(model).name} sets {', '.join(own)}" if own else ""
+    if unused := [name for name in own if name in ("system", "think")]:
+        options += f"; {' and '.join(unused)} are for chat, and a client's requests have their own"
     if placed.n_cpu is not None:
         args.passed_on += ["--n-cpu-moe", str(placed.n_cpu)]
     n_slots, shares = _slots(args.passed_on)
     slots = f"{n_slots}{', which share the context' if shares else ''}"
     others = {"placement": placed.text, **images, **idle, "options": options}
+    has_own = any_given(("--chat-template", "--chat-template-file"), args.passed_on)
+    if not has_own and "tokenizer.chat_template" not in read_gguf(model).metadata:
+        others["template"] = "none in the file, so ChatML is assumed; /v1/completions continues a text"
     _report(model, plan, cache, {**others, "address": _address(args.passed_on), "slots": slots})
     cached = plan is not None and plan.info.cached
     arguments = ["-m", str(model)]
@@ -250,34 +263,6 @@ def _print_rows(rows: Mapping[str, str]) -> None:
             print(f"pyhobbit: {name:10}{text}", file=sys.stderr)
 
 
-def _several_rows(total: int | None, each: int | None, passed_on: Sequence[str]) -> dict[str, str]:
-    """Describes a folder of models; no rows where there is none.  total, each: bounds on memory."""
-    folder = next(filter(None, (value(name, passed_on) for name in _MODEL_FOLDERS)), None)
-    if folder is None:
-        return {}
-    most = value("--models-max", passed_on)
-    rows = {"models": f"those of {folder}, {'one' if most == '1' else f'at most {most}'} at a time"}
-    if total is not None and each is not None:
-        share = "" if each == total else f", {format_size(each)} for each model"
-        rows["memory"] = f"up to {format_size(total)} by --memory{share}"
-    return {**rows, "address": _address(passed_on)}
-
-
-def _with_listed_models(passed_on: Sequence[str]) -> list[str]:
-    """With exactly the models of --models-dir, unless presets are given as well. Raises HobbitError."""
-    folder = value("--models-dir", passed_on)
-    if folder is None or value("--models-preset", passed_on) is not None:
-        return [*passed_on]
-    from pyhobbit.cli.model_folder import find_models, preset_file
-
-    presets, problems = find_models(Path(folder))
-    _print_rows({"names": ", ".join(presets) or "none"})
-    for problem in problems:
-        print(f"pyhobbit: skipped   {problem}", file=sys.stderr)
-    os.environ.pop("LLAMA_ARG_MODELS_DIR", None)
-    return [*server_flags.without("--models-dir", passed_on)[0], "--models-preset", preset_file(presets)]
-
-
 def _address(passed_on: Sequence[str]) -> str:
     host, port = server_flags.listens_at(passed_on)
     if host.endswith(".sock"):
@@ -290,23 +275,6 @@ def _address(passed_on: Sequence[str]) -> str:
     return (
         f"{url}{' with the web page' if has_page else ''}, the cache at {url}/panel, OpenAI's API at {url}/v1"
     )
-
-
-def _of_several(cache: CacheConfig, passed_on: Sequence[str]) -> tuple[CacheConfig, Sequence[str]]:
-    """The settings of each model of a folder, and the arguments: all that are loaded share --memory.
-
-    Unless --models-max says so, one is loaded at a time. Raises ConfigError.
-    """
-    if all(value(name, passed_on) is None for name in _MODEL_FOLDERS):
-        return cache, passed_on
-    most = value("--models-max", passed_on)
-    if most is None:
-        return cache, [*passed_on, "--models-max", "1"]
-    if cache.memory is None:
-        return cache, passed_on
-    if not most.isdecimal() or int(most) == 0:
-        raise ConfigError("the loaded models share --memory; give --models-max a number of at least 1")
-    return replace(cache, memory=cache.memory // int(most)), passed_on
 
 
 def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
@@ -494,11 +462,10 @@ def _check_memory(
         if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
-        of_python = resident_memory()
+        of_python = max(0, resident_memory() - _SERVER_BYTES)
         larger = replace(config, cache=replace(cache, memory=cache.memory + of_python))
         with contextlib.suppress(HobbitError):
             plan = lay_out(model, larger, **beside)
             return replace(plan, info=replace(plan.info, memory=cache.memory))
-        raise HobbitError(
-            f"{e}; the server has no Python in it, so up to {format_size(of_python)} less may work"
-        ) from e
+        less = of_python >> 20
+        raise HobbitError(re.sub(r"(?<=works is )\d+", lambda n: str(int(n[0]) - less), str(e))) from e

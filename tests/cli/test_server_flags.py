@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from models import random_model
 
-from pyhobbit.cli import serve
+from pyhobbit.cli import serve, several_models
 from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import cache_config
 from pyhobbit.cli.server_flags import Flag, known
@@ -116,19 +116,19 @@ def test_the_batch_is_that_of_llama_server() -> None:
 
 def test_the_models_of_a_folder_share_the_memory() -> None:
     cache, folder = CacheConfig(memory=8 << 30), ["--models-dir", "d"]
-    assert serve._of_several(cache, []) == (cache, [])
-    assert serve._of_several(cache, folder) == (cache, [*folder, "--models-max", "1"])
+    assert several_models.shared(cache, []) == (cache, [])
+    assert several_models.shared(cache, folder) == (cache, [*folder, "--models-max", "1"])
     two = [*folder, "--models-max", "2"]
-    assert serve._of_several(cache, two) == (CacheConfig(memory=4 << 30), two)
-    assert serve._of_several(CacheConfig(), two) == (CacheConfig(), two)
-    rows = serve._several_rows(8 << 30, 4 << 30, two)
+    assert several_models.shared(cache, two) == (CacheConfig(memory=4 << 30), two)
+    assert several_models.shared(CacheConfig(), two) == (CacheConfig(), two)
+    rows = several_models.rows(8 << 30, 4 << 30, two)
     assert rows["models"] == "those of d, at most 2 at a time"
     assert rows["memory"] == "up to 8.0 GiB by --memory, 4.0 GiB for each model"
-    one = serve._several_rows(8 << 30, 8 << 30, [*folder, "--models-max", "1"])
+    one = several_models.rows(8 << 30, 8 << 30, [*folder, "--models-max", "1"])
     assert (one["models"], one["memory"]) == ("those of d, one at a time", "up to 8.0 GiB by --memory")
-    assert serve._several_rows(8 << 30, 8 << 30, []) == {}
+    assert several_models.rows(8 << 30, 8 << 30, []) == {}
     with pytest.raises(ConfigError, match="give --models-max a number of at least 1"):
-        serve._of_several(cache, [*folder, "--models-max", "0"])
+        several_models.shared(cache, [*folder, "--models-max", "0"])
 
 
 def test_the_address_is_one_to_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ import models
 import pytest
 import random_moe
 
-from pyhobbit.cli.model_folder import find_models, preset_file
+from pyhobbit.cli import several_models
+from pyhobbit.cli.several_models import find_models, preset_file
 from pyhobbit.errors import HobbitError
+from pyhobbit.model import downloaded
+from pyhobbit.model.downloaded import LocalModel
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +78,25 @@ def test_the_second_name_yields_to_a_model(model: Path, tmp_path: Path) -> None:
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HobbitError, match="is not a folder"):
         find_models(tmp_path / "none")
+
+
+def test_all_downloads_are_served_by_their_names(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = [LocalModel("a/b:Q4_0", model, 1, 0.0), LocalModel("qwen3:30b", model, 1, 0.0, "ollama")]
+    monkeypatch.setattr(downloaded, "downloaded_models", lambda: local[:1])
+    monkeypatch.setattr(downloaded, "models_of_programs", lambda: local[1:])
+    option, file = several_models.all_downloads()
+    assert option == "--models-preset"
+    lines = Path(file).read_text().splitlines()
+    assert lines[:3] == ["[a/b:Q4_0]", f"model = {model}", "alias = a/b:Q4_0-exact"]
+    assert lines[3] == "[qwen3:30b]"
+    assert capsys.readouterr().err == "pyhobbit: names     a/b:Q4_0, qwen3:30b\n"
+    assert several_models.rows(None, None, [option, file])["models"].startswith("those of pyhobbit list, ")
+    local.clear()
+    assert several_models.all_downloads() == []
+
+
+def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HobbitError, match="holds no model; without --models-dir, serve has all of"):
+        several_models.listed(["--models-dir", str(tmp_path)])

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""Lists several models for llama-server: all downloads, or those of a folder, where it takes every GGUF."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pyhobbit.cli import server_flags
+from pyhobbit.cli.server_flags import value
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.file_names import EXACT, is_model_file, model_stem, split_name
+from pyhobbit.model.model_file import model_parts
+from pyhobbit.model.names import COMPANIONS, check_model_file
+from pyhobbit.model.tiers import SIDECAR_ARCHITECTURE
+from pyhobbit.settings.config import CacheConfig, format_size
+
+Presets = dict[str, dict[str, str]]
+"""Options of llama-server by the model's name."""
+
+SOURCES = ("--models-dir", "--models-preset")
+"""Options of llama-server that name several models."""
+
+_CUT = "#;]\n\r"  # in a preset's file they end what stands before them
+
+
+def find_models(folder: Path) -> tuple[Presets, list[str]]:
+    """The models of a folder and of those in it, in the order of names, and why other files are none.
+
+    A folder with one model gives it its name, and a single projector belongs to the models beside it.
+    Raises HobbitError.
+    """
+    if not folder.is_dir():
+        raise HobbitError(f"{folder} is not a folder; give one that holds GGUF files")
+    problems: list[str] = []
+    models: dict[Path, list[Path]] = {}
+    projectors: dict[Path, list[Path]] = {}
+    for path in sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]):
+        try:
+            if _is_model(path):
+                models.setdefault(path.parent, []).append(path)
+            elif "mmproj" in path.name.lower():
+                projectors.setdefault(path.parent, []).append(path)
+        except (HobbitError, OSError) as e:
+            problems.append(str(e) if isinstance(e, HobbitError) else f"{path}: {e.strerror}")
+    presets: Presets = {}
+    for parent, paths in models.items():
+        beside = projectors.get(parent, []) if parent != folder else []
+        for path in paths:
+            name = parent.name if parent != folder and len(paths) == 1 else model_stem(path)
+            text = name + "".join(map(str, [path.absolute(), *beside]))
+            if name in presets:
+                problems.append(f"{path} has the name of another model, {name}; rename one")
+            elif any(each in text for each in _CUT):
+                problems.append(f"{path} has one of the characters #;] in its path; rename it")
+            else:
+                projector = {"mmproj": str(beside[0].absolute())} if len(beside) == 1 else {}
+                presets[name] = {"model": str(path.absolute()), **projector}
+    return _with_exact(presets), problems
+
+
+def _with_exact(presets: Presets) -> Presets:
+    """The presets, each with its second name, which asks for exact answers."""
+    for name in presets:
+        if name + EXACT not in presets:
+            presets[name]["alias"] = name + EXACT
+    return presets
+
+
+def _is_model(path: Path) -> bool:
+    """False for what comes with a model. Raises HobbitError, OSError for a file that cannot be one."""
+    split = split_name(path)
+    if split is not None and split[1] > 1:
+        if not path.with_name(f"{split[0]}-00001-of-{split[2]:05d}.gguf").exists():
+            raise HobbitError(f"{path} is a part of a model whose first part is missing")
+        return False
+    if path.name.endswith(COMPANIONS) or not is_model_file(path):
+        return False
+    check_model_file(path)
+    return model_parts(path)[0].get("general.architecture", "") != SIDECAR_ARCHITECTURE
+
+
+def preset_file(presets: Mapping[str, Mapping[str, str]]) -> str:
+    """The path of a file for --models-preset, as long as this process lives; prints the names."""
+    print(f"pyhobbit: names     {', '.join(presets)}", file=sys.stderr)
+    file = os.memfd_create("models", 0)  # stays open in the program that this process becomes
+    for name, options in presets.items():
+        os.write(file, "".join([f"[{name}]\n", *(f"{k} = {v}\n" for k, v in options.items())]).encode())
+    return f"/proc/self/fd/{file}"
+
+
+def all_downloads() -> list[str]:
+    """--models-preset with all that `pyhobbit list` shows, or nothing where there is none."""
+    from pyhobbit.model.downloaded import (
+        downloaded_models,
+        models_of_programs,
+    )  # huggingface_hub takes a while
+
+    models = [*downloaded_models(), *models_of_programs()]
+    presets = _with_exact({each.name: {"model": str(each.path.absolute())} for each in models})
+    return ["--models-preset", preset_file(presets)] if presets else []
+
+
+def listed(passed_on: Sequence[str]) -> list[str]:
+    """With exactly the models of --models-dir, unless presets are given as well. Raises HobbitError."""
+    folder = value("--models-dir", passed_on)
+    if folder is None or value("--models-preset", passed_on) is not None:
+        return [*passed_on]
+    presets, problems = find_models(Path(folder))
+    for problem in problems:
+        print(f"pyhobbit: skipped   {problem}", file=sys.stderr)
+    if not presets:
+        raise HobbitError(f"{folder} holds no model; without --models-dir, serve has all of pyhobbit list")
+    os.environ.pop("LLAMA_ARG_MODELS_DIR", None)
+    return [*server_flags.without("--models-dir", passed_on)[0], "--models-preset", preset_file(presets)]
+
+
+def rows(total: int | None, each: int | None, passed_on: Sequence[str]) -> dict[str, str]:
+    """Describes the models for people; no rows where there is one.  total, each: bounds on memory."""
+    folder = next(filter(None, (value(name, passed_on) for name in SOURCES)), None)
+    if folder is None:
+        return {}
+    folder = "pyhobbit list" if folder.startswith("/proc/") else folder
+    most = value("--models-max", passed_on)
+    found = {"models": f"those of {folder}, {'one' if most == '1' else f'at most {most}'} at a time"}
+    if total is not None and each is not None:
+        share = "" if each == total else f", {format_size(each)} for each model"
+        found["memory"] = f"up to {format_size(total)} by --memory{share}"
+    return found
+
+
+def shared(cache: CacheConfig, passed_on: Sequence[str]) -> tuple[CacheConfig, Sequence[str]]:
+    """The settings of each model of a folder, and the arguments: all that are loaded share --memory.
+
+    Unless --models-max says so, one is loaded at a time. Raises ConfigError.
+    """
+    if all(value(name, passed_on) is None for name in SOURCES):
+        return cache, passed_on
+    most = value("--models-max", passed_on)
+    if most is None:
+        return cache, [*passed_on, "--models-max", "1"]
+    if cache.memory is None:
+        return cache, passed_on
+    if not most.isdecimal() or int(most) == 0:
+        raise ConfigError("the loaded models share --memory; give --models-max a number of at least 1")
+    return replace(cache, memory=cache.memory // int(most)), passed_on
