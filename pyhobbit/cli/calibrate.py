@@ -27,6 +27,7 @@ _SETTINGS = ("memory", "pools", "io_threads", "sidecar")
 _SAMPLE_SECONDS = 2.0
 # Options of the file beside the model; its context is that of a conversation.
 _OWN = ("memory", "pools", "io_threads", "threads")
+_PRECISION = {"quality", "rule", "price", "t1", "t2"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         rule=args.rule,
         cost_chunks=args.cost_chunks,
     )
-    from pyhobbit.quality.stored import fetch, published_name  # takes some time to import
+    # these take some time to import
+    from pyhobbit.model.options_file import read_options, write_options
+    from pyhobbit.quality.stored import fetch, published_name
 
     if args.fetch is not None:
         print(
@@ -90,19 +93,26 @@ def run(args: argparse.Namespace) -> int:
         report.calibration.write(args.model)
         return 0
     path = report.calibration.write(args.model)
-    print(f"In short: {_in_short(args.model, config.engine, report)}")
+    text, is_faster = _in_short(args.model, config.engine, report)
+    print(f"In short: {text}")
     if args.verbose:
         print(report.summary())
-    print(f"stored in {path}; it applies automatically from now on")
+    applies = "it applies automatically from now on"
+    if not is_faster and _PRECISION.isdisjoint(read_options(args.model)):
+        own = write_options(args.model, {"quality": "lossless"}).name
+        applies = (
+            f"it would not be faster here, so {own} keeps quality = lossless: --quality small-loss takes it"
+        )
+    print(f"stored in {path}; {applies}")
     print(f"others get it by --fetch where a copy has the name {published_name(args.model, args.sidecar)}")
     return 0
 
 
-def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") -> str:
-    """The result in one sentence, with the speed that is measured before and after."""
+def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") -> tuple[str, bool]:
+    """The result in one sentence, with the speed measured before and after; False if it is not faster."""
     if not report.has_low_tier:
         only = f"the cache alone was fitted, policy {report.cache.policy}"
-        return f"the file has no low tier, which pyhobbit convert --sidecar would add: {only}"
+        return f"the file has no low tier, which pyhobbit convert --sidecar would add: {only}", True
     from pyhobbit.engine.plan import lay_out
     from pyhobbit.inspect.speed import estimate, measure_sample
 
@@ -118,5 +128,5 @@ def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") ->
     try:
         before, after = speed("lossless"), speed("small-loss")
     except HobbitError as e:  # a model that ends every answer
-        return f"{found}; the speed cannot be measured: {e}"
-    return f"{found}, about {after:.4g} token/s in place of {before:.4g}"
+        return f"{found}; the speed cannot be measured: {e}", True
+    return f"{found}, about {after:.4g} token/s in place of {before:.4g}", after > before

@@ -31,7 +31,7 @@ from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.routing.trace import ROUTE
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
+from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, counted_tokens
 
 _MAX_ROUTES = 200_000  # replayed at once
 _FAST = 4.0  # the limit of the quality fast, by the one that is given
@@ -129,8 +129,8 @@ def _chunks(
     chunks = evaluator.chunks(content)
     if len(chunks) < config.min_chunks:
         raise HobbitError(
-            f"{text} is too short: it has {evaluator.count_tokens(content)} tokens and calibration needs "
-            f"{config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
+            f"{text} is too short: it has {counted_tokens(evaluator.count_tokens(content))} and calibration "
+            f"needs {config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
         )
     n = min(len(chunks), config.max_chunks)
     chunks = [chunks[i * len(chunks) // n] for i in range(n)]

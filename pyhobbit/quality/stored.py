@@ -128,5 +128,7 @@ def fetch(model: Path, place: str, sidecar: Path | None = None) -> Path:
         with atomic_output(path) as temporary:
             temporary.write_bytes(found)
     except (OSError, ValueError, HTTPException) as e:
-        raise HobbitError(f"{name}, this model's calibration, cannot be fetched from {place}: {e}") from e
+        raise HobbitError(
+            f"{name}, this model's calibration, cannot be fetched from {place}: {getattr(e, 'reason', e)}"
+        ) from e
     return path
