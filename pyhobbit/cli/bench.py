@@ -36,7 +36,7 @@ Figures = dict[str, float | None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
-    lengths = f"lengths of the prompts in tokens (default: {' '.join(map(str, _PROMPTS))})"
+    lengths = f"about so many tokens in the prompts (default: {' '.join(map(str, _PROMPTS))})"
     add("--prompts", type=int, nargs="+", default=_PROMPTS, metavar="N", help=lengths)
     tokens = "tokens to decode (default: %(default)s)"
     add("-n", "--tokens", type=int, default=_DECODED, metavar="N", help=tokens)
@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
             "n_ctx": info.n_ctx,
             "n_threads": info.n_threads,
             "pool_bytes": info.pool_bytes_high + info.pool_bytes_low,
+            "has_experts": info.has_experts,
             "load_s": engine.stats().load_s,
             "prompts": [_medians(each) for each in zip(*prompts, strict=True)],
             "decoding": _medians(decoded),
@@ -190,10 +191,11 @@ def _medians(rows: Sequence[dict[str, Any]]) -> Figures:
 
 def table(document: dict[str, Any]) -> str:
     """The document for people."""
+    experts = f"{format_size(document['pool_bytes'])} for experts"
     rows = {
         "model": f"{document['model']}, {document['description']}",
         "set up": f"{document['n_threads']} threads, {document['n_ctx']} tokens of context, "
-        f"{format_size(document['pool_bytes'])} for experts, loaded in {document['load_s']:.1f} s",
+        f"{experts if document['has_experts'] else 'a dense model'}, loaded in {document['load_s']:.1f} s",
     }
     for prompt in document["prompts"]:
         rows[f"prompt {prompt['n_tokens']:g}"] = (

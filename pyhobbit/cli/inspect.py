@@ -16,6 +16,7 @@ from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rp
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
+from pyhobbit.model.other_programs import is_moe
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 from pyhobbit.settings.table import OPTIONS
 
@@ -73,7 +74,7 @@ def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
     width = max(len(each.label) for each in found)
     print(f"  {'QUANT':{width}}  {'SIZE':>10}  EXPERTS IN MEMORY  TOKEN/S")
     for each in found:
-        mark, speed = ">" if each is marked else " ", f"{each.speed:.3g}" if each.speed else "no room"
+        mark, speed = ">" if each is marked else " ", f"{each.speed:.4g}" if each.speed else "no room"
         print(f"{mark} {each.label:{width}}  {format_size(each.size):>10}  {each.share:17.0%}  {speed:>7}")
     print(recommend.reasons(found, machine))
 
@@ -86,6 +87,9 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.settings.resolve import resolved
 
     check_model_file(path)
+    if not is_moe(path):
+        _inspect_dense(path, config, args.json)
+        return
     cache = config.cache
     applied = opened_info(path, {"hobbit.enable": True, **cache.settings()})  # refuses a dense model
     model = read_model_file(path, cache.sidecar)
@@ -125,6 +129,18 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         show(f"{'' if i else 'advice':<13} - {sentence}")
     if args.json:
         print(json.dumps(document, indent=2))
+
+
+def _inspect_dense(path: Path, config: EngineConfig, as_json: bool) -> None:
+    """Shows whether a model without routed experts fits."""
+    from pyhobbit.engine.plan import lay_out
+    from pyhobbit.inspect.advice import memory_rows
+
+    plan = lay_out(path, config)
+    needed, free = plan.process + plan.beside_pools, plan.available
+    fits = f"{'yes' if needed <= free else 'no'}: it takes {format_size(needed)} of {format_size(free)}"
+    rows = {"model": f"{path}, {plan.info.description}", **memory_rows(plan), "fits": fits}
+    print(json.dumps({"memory": asdict(plan)}, indent=2) if as_json else _rows_text(rows))
 
 
 def _plan(path: Path, config: EngineConfig) -> "tuple[MemoryPlan | None, str]":

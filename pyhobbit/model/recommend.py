@@ -183,11 +183,13 @@ def reasons(found: Sequence[Choice], machine: Machine) -> str:
         "faster": next((each for each in reversed(fitting) if each.speed > chosen.speed), None),
     }
     others = [
-        f"next {what}: {each.label}, {each.speed:.3g} token/s" for what, each in neighbours.items() if each
+        f"next {what}: {each.label}, {each.speed:.4g} token/s" for what, each in neighbours.items() if each
     ]
+    if (better := neighbours["better"]) and better.bits_per_weight > _MOST_BITS:
+        others[0] += f" (more than {_MOST_BITS:g} bits are not recommended)"
     return (
         f"{chosen.label} is {why} {_ENOUGH:g} token/s with {format_size(machine.memory)} of memory and "
-        f"{format_size(machine.disk)}/s from the disk, by estimate: {chosen.speed:.3g} token/s\n"
+        f"{format_size(machine.disk)}/s from the disk, by estimate: {chosen.speed:.4g} token/s\n"
         f"{'; '.join(others) or 'no other fits'}"
     )
 

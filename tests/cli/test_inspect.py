@@ -2,11 +2,12 @@
 import json
 from pathlib import Path
 
+import models
 import numpy as np
 import pytest
 import random_moe
 from conftest import TESTS, RunPyhobbit
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader
 from models import stock_dir
 
 from bench.analysis import figures
@@ -163,12 +164,10 @@ def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest
     assert "--t1 (0.9) must not be above --t2 (0.5)" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)
 
 
-def test_a_dense_model_has_nothing_to_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_dense_model_it_says_whether_it_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "dense.gguf"
-    writer = GGUFWriter(path, "llama")
-    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert "dense model" in _error(capsys, path)
+    models.write_dense_llama(path)
+    assert main(["inspect", str(path)]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["memory"].startswith("a dense model has no experts to cache")
+    assert rows["fits"].startswith("yes: it takes ")
