@@ -4,6 +4,7 @@
 import argparse
 import contextlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -97,4 +98,6 @@ def _model(arguments: list[str]) -> str:
     named += ["several models"] if {"--models-dir", "--models-preset"}.intersection(arguments) else []
     files = [each for each in arguments if each.endswith(".gguf")]
     first = [each for each in arguments[:1] if not each.startswith("-")]
-    return next(iter([*named, *files, *first]), "")
+    model = next(iter([*named, *files, *first]), "")
+    # a path in the cache of huggingface_hub
+    return re.sub("^/.*/models--([^/]+)--([^/]+)/snapshots/[^/]+/", r"\1/\2:", model)

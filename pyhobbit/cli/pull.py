@@ -12,7 +12,7 @@ from pyhobbit.model.model_path import add_model_arguments, check_model_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    add_model_arguments(parser, "")
     what = "make FILE, such as qwen3.gguf, a link to it, which all commands take"
     parser.add_argument("--as", dest="link", type=Path, metavar="FILE", help=what)
 

@@ -9,17 +9,20 @@ from pyhobbit.settings.config import format_size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    add_model_arguments(parser, "")
 
 
 def run(args: argparse.Namespace) -> int:
     from pyhobbit.model.downloaded import remove  # huggingface_hub takes a while
 
+    named = args.model
     check_model_arguments(args)
     if args.model is not None:
-        raise ConfigError(
-            f"{args.model} is no download, and rm deletes downloads only; pyhobbit list shows their names"
+        is_others = named != str(args.model)  # another program's name
+        hint = (
+            f"ollama rm {named}, or LM Studio, deletes it" if is_others else "pyhobbit list shows their names"
         )
+        raise ConfigError(f"{named} is no download, and rm deletes downloads only; {hint}")
     files, size = remove(args.hf_repo)
     print(f"deleted {', '.join(files)} ({format_size(size)})")
     return 0

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Computes hit rates and miss penalties of cache policies, from a recorded route trace."""
+"""Computes hit rates and miss penalties of cache policies, from a recorded route trace.
+
+pyhobbit chat MODEL --trace FILE records one. The penalty counts a miss by its bits; to LRU: by LRU's penalty.
+"""
 
 import argparse
 import json

@@ -199,7 +199,7 @@ class Stats:
         if self.drafted_tokens:
             lines[0] += f", {self.accepted_tokens} of {self.drafted_tokens} drafts right"
         lines[0] += f", peak memory {format_size(self.peak_rss_bytes)}"
-        if self.info.memory is not None:
+        if self.info.memory is not None and self.info.has_experts:
             lines[0] += f" of {format_size(self.info.memory)}"
         if self.info.cached:
             lines.append(self._cache_summary())
@@ -208,9 +208,10 @@ class Stats:
     def _cache_summary(self) -> str:
         cache, info = self.cache, self.info
         rates = (self.hit_rate_high, self.hit_rate_low)
-        parts = [
-            f"{held}, {rate or 0:.0%} hits" for held, rate in zip(info.pool_texts(), rates, strict=False)
-        ]
+        parts = []
+        for room, pool, rate in zip(info.pool_texts(), info.pools, rates, strict=False):
+            is_whole = pool.n_slots >= pool.n_experts > 0
+            parts.append(f"{room}, {'read when first used' if is_whole else f'{rate or 0:.0%} hits'}")
         if cache.bytes_transferred or cache.selections_cpu:  # a device's misses
             hits = cache.host_hits_high + cache.host_hits_low
             rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0

@@ -14,7 +14,7 @@ def add_model_arguments(
 ) -> None:
     """Declares MODEL and --hf-repo, one of which is needed; model_path() takes the parsed arguments."""
     where = "USER/NAME[:QUANT] or an address on Hugging Face"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{what}; or {where}")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{what}; or {where}" if what else where)
     parser.add_argument("-hf", "--hf-repo", metavar="REPO", help=f"instead of MODEL: {where}")
 
 

@@ -353,7 +353,7 @@ void settings::compute(const std::string & key, const setting_value & value, con
 
 std::string settings::note_on(const std::string & key) const {
     if (key == "hobbit.low_share" && low_share() < 0.0) {
-        return format("%g slots for each of the high pool", low_demand());
+        return low_demand() > 0 ? format("%g slots for each of the high pool", low_demand()) : "no use of the low tier";
     }
     return values_.at(key).note;
 }
