@@ -15,7 +15,7 @@ constexpr char PANEL[] =
 
 constexpr char NO_PAGE[] =
     "<!doctype html><meta http-equiv=refresh content='4; url=panel'><title>pyhobbit</title>"
-    "<p>This build has no page for conversations: <code>make install</code> with npm makes one. "
+    "<p>This build has no page for conversations: <code>make install WEB_PAGE=ON</code> adds one by npm. "
     "<a href=panel>The panel</a> shows the expert cache, and programs find OpenAI's and Ollama's APIs here.";
 
 server_handler page(const char * text) {

@@ -11,7 +11,7 @@ import pytest
 from py_mini_racer import MiniRacer
 from servers import LONG, Server, serving, streaming, wait_until
 
-from pyhobbit.cli import top
+from pyhobbit.cli import server_flags, top
 
 PAGE = r"""
 class Element {
@@ -104,6 +104,13 @@ def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
     assert sum(shares) == pytest.approx(100, abs=0.2)
     assert min(shares) > 0
     assert sorted(states) == ["answers", "answers", "idle", "state"]
+
+
+def test_without_a_page_the_address_leads_to_the_panel(server: Server) -> None:
+    answer = server.request("/")
+    assert answer.status == 200
+    leads = "url=panel" in answer.text and "make install WEB_PAGE=ON" in answer.text
+    assert leads != server_flags.has_web_page()
 
 
 def test_the_panel_shows_how_far_a_prompt_is_read(server: Server) -> None:
