@@ -74,8 +74,7 @@ def _parser(arguments: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(
         prog="pyhobbit",
         usage="%(prog)s COMMAND [...] [options]",
-        description="Mixture-of-Experts models larger than memory, on llama.cpp.",
-        epilog="Help for a command: pyhobbit COMMAND --help. The version: pyhobbit --version",
+        description="MoE models larger than memory. Further help: pyhobbit COMMAND --help",
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     asked = any(each.startswith("--v") for each in arguments)
