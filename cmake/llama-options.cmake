@@ -112,15 +112,20 @@ endfunction()
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 
 # Adds our files of the CPU backend: products of weights, and, in the place of OpenMP's, the threads that compute graphs.
-# To be called when ggml-cpu is there.
+# A file NAME-kernel.cpp defines the kernel NAME_kernel. To be called when ggml-cpu is there.
 function(hobbit_add_cpu_files)
     set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
     set(folders ${root}/llama_ext/cpu ${root}/patches/ggml-cpu)
+    file(GLOB kernels CONFIGURE_DEPENDS ${root}/llama_ext/cpu/*-kernel.cpp)
+    list(TRANSFORM kernels REPLACE ".*/(.*)-kernel.cpp" "KERNEL(\\1_kernel)" OUTPUT_VARIABLE names)
+    string(REPLACE ";" " " names "${names}")
     hobbit_cpu_libraries(libraries)
     foreach(library IN LISTS libraries)
-        target_sources(${library} PRIVATE ${root}/llama_ext/cpu/plain-rows.cpp
+        target_sources(${library} PRIVATE ${kernels} ${root}/llama_ext/cpu/plain-rows.cpp
             ${root}/patches/ggml-cpu/repacked-row.cpp ${root}/patches/ggml-cpu/repacked-rows.cpp)
         target_include_directories(${library} PRIVATE ${folders})
+        set_source_files_properties(${root}/llama_ext/cpu/plain-rows.cpp TARGET_DIRECTORY ${library}
+            PROPERTIES COMPILE_DEFINITIONS "PLAIN_KERNELS=${names}")
         if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # the team sleeps by futex
             target_sources(${library} PRIVATE ${root}/llama_ext/cpu/thread-team.cpp)
             target_compile_definitions(${library} PRIVATE GGML_USE_THREAD_TEAM)

@@ -1,204 +1,203 @@
 // SPDX-License-Identifier: MIT
 #include "plain-rows.h"
 
-#define GGML_COMMON_IMPL_CPP
-#define GGML_COMMON_DECL_CPP
-#include "ggml-common.h"
-#include "simd-mappings.h"
+#include "ggml-backend-impl.h"
+#include "ggml-cpu-impl.h"
+#include "traits.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
+#include <numeric>
 
-// Vectors have a lane for each row of weights: sixteen of them or eight. LOAD_ROWS loads a block of one row, or of two;
-// EVEN and ODD take every other quarter, or half, of two vectors.
-#if defined(__GNUC__) && defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
-#define GGML_HAS_PLAIN_ROWS
-constexpr int LANES = 16;
-#define LANES_INTRINSIC(name) _mm512_##name
-#define DPBUSD _mm512_dpbusd_epi32
-#define LOAD_ROWS(load, row) _mm512_inserti64x4(_mm512_castsi256_si512(load(row)), load(row + 4), 1)
-#define LOAD_HALVES(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) (p)))
-#define EVEN(a, b) _mm512_shuffle_i32x4(a, b, 0x88)
-#define ODD(a, b) _mm512_shuffle_i32x4(a, b, 0xdd)
-#elif defined(__GNUC__) && defined(__AVXVNNI__) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define GGML_HAS_PLAIN_ROWS
-constexpr int LANES = 8;
-#define LANES_INTRINSIC(name) _mm256_##name
-#define DPBUSD _mm256_dpbusd_avx_epi32
-#define LOAD_ROWS(load, row) load(row)
-#define LOAD_HALVES(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p)))
-#define EVEN(a, b) _mm256_permute2x128_si256(a, b, 0x20)
-#define ODD(a, b) _mm256_permute2x128_si256(a, b, 0x31)
-#endif
-
-#ifdef GGML_HAS_PLAIN_ROWS
+// PLAIN_KERNELS lists *-kernel.cpp. Constants need no constructor: that would run in the libraries for all processors,
+// which ggml loads to ask each whether it suits this one.
+#define KERNEL(name) extern const plain_kernel name;
+PLAIN_KERNELS
+#undef KERNEL
+#define KERNEL(name) &name,
+static const plain_kernel * const kernels[] = { PLAIN_KERNELS };
 
 namespace {
 
-typedef int32_t int_lanes __attribute__((vector_size(4 * LANES)));
-typedef float   float_lanes __attribute__((vector_size(4 * LANES)));
-using int_vector = decltype(LANES_INTRINSIC(set1_epi32)(0));
+// The kernel for such weights, or null.
+const plain_kernel * kernel_of(const ggml_tensor & w) {
+    const auto found = std::find_if(std::begin(kernels), std::end(kernels), [&](const plain_kernel * kernel) {
+        return kernel->type == w.type && (kernel->dot || kernel->multiply) && w.ne[0] <= kernel->most_columns;
+    });
+    return found == std::end(kernels) ? nullptr : *found;
+}
 
-// ggml adds the products of four columns, then those of each block, into eight sums.
-constexpr int FOURS = 8;
+// The row i1 of a matrix; all matrices of a tensor are counted.
+char * row_of(const ggml_tensor & t, int64_t i1, int64_t matrix) {
+    return (char *) t.data + i1 * t.nb[1] + matrix % t.ne[2] * t.nb[2] + matrix / t.ne[2] * t.nb[3];
+}
 
-constexpr int BLOCKS     = 16;   // a row's, rearranged at once, so that they stay in the first cache
-constexpr int ROW_BLOCKS = 4096; // the most blocks of all rows of activations that are multiplied at once
+// An operation: each matrix of weights is multiplied by rows of activations of its own.
+class products {
+  public:
+    products(const ggml_tensor & op, const ggml_compute_params & params) : op_(op), params_(params) {}
 
-struct activations {
-    const block_q8_0 * values[GGML_PLAIN_ROWS];
-    float              d[ROW_BLOCKS];
-    int32_t            sums[ROW_BLOCKS][FOURS]; // times -128
+    size_t work_size() const { return numbers_size_ + row_size_ * ggml_nrows(&x_); }
+
+    // Converts this thread's part of each row to the type that the weights are multiplied by.
+    void convert() const {
+        const auto    from_float = ggml_get_type_traits_cpu(type_)->from_float;
+        const int64_t n_blocks   = x_.ne[0] / ggml_blck_size(type_);
+        const int64_t begin      = params_.ith * n_blocks / params_.nth;
+        const int64_t end        = (params_.ith + 1) * n_blocks / params_.nth;
+        for (int64_t i = 0; i < ggml_nrows(&x_); i++) {
+            const auto * from = (const float *) row_of(x_, i % x_.ne[1], i / x_.ne[1]) + begin * ggml_blck_size(type_);
+            from_float(from, converted_row(i) + begin * ggml_type_size(type_), (end - begin) * ggml_blck_size(type_));
+        }
+    }
+
+    // Orders rows by their experts; those of expert -1 are left out.
+    void sort() const {
+        if (!ids_) {
+            return;
+        }
+        const auto for_each = [&](const auto & call) {
+            for (int64_t i = ggml_nelements(ids_) - 1; i >= 0; i--) {
+                const char *  id     = row_of(*ids_, i / ids_->ne[0], 0) + i % ids_->ne[0] * ids_->nb[0];
+                const int32_t expert = *(const int32_t *) id;
+                GGML_ASSERT(expert >= -1 && expert < w_.ne[2]);
+                if (expert != -1) {
+                    call(numbers_[expert], int32_t(i));
+                }
+            }
+        };
+        std::fill_n(numbers_, numbers_size_ / sizeof(int32_t), 0);
+        for_each([](int32_t & n, int32_t) { n++; });
+        std::partial_sum(numbers_, numbers_ + n_matrices_ + 1, numbers_);
+        for_each([&](int32_t & end, int32_t row) { numbers_[n_matrices_ + 1 + --end] = row; });
+    }
+
+    // Computes this thread's chunks. REQUIRES: all threads have converted, and one has sorted.
+    void multiply() const {
+        const int64_t n_rows = x_.ne[1] * (x_.ne[2] / w_.ne[2]); // each matrix has so many, without experts
+        int64_t       chunk  = params_.ith;                      // beyond all if the computation is aborted
+        int64_t       before = 0;                                // chunks of the matrices before
+        for (int64_t matrix = 0; matrix < n_matrices_; matrix++) {
+            const int64_t first      = ids_ ? numbers_[matrix] : n_rows * matrix;
+            const int64_t n          = ids_ ? numbers_[matrix + 1] - first : n_rows;
+            const auto [n_x, n_y]    = chunk_size(n); // rows of weights and of activations
+            const int64_t n_chunks_x = (w_.ne[1] + n_x - 1) / n_x;
+            const int64_t n_chunks   = n_chunks_x * ((n + n_y - 1) / n_y);
+            for (; chunk - before < n_chunks; chunk = ggml_threadpool_chunk_add(params_.threadpool, 1)) {
+                const int64_t x = (chunk - before) % n_chunks_x * n_x;
+                const int64_t y = (chunk - before) / n_chunks_x * n_y;
+                multiply_chunk(matrix, x, std::min(n_x, w_.ne[1] - x), first + y, std::min(n_y, n - y));
+            }
+            before += n_chunks;
+        }
+    }
+
+  private:
+    // The second cache holds the rows of weights.
+    std::pair<int64_t, int64_t> chunk_size(int64_t n_rows) const {
+        int64_t n_x = n_rows == 1 ? 64 : 128;
+        int64_t n_y = 512;
+        while (w_.ne[1] * n_rows < 4 * params_.nth * n_x * std::min(n_y, n_rows) && n_x > 16) {
+            (n_y > PLAIN_ROWS ? n_y : n_x) /= 2;
+        }
+        return { n_x, n_y };
+    }
+
+    void multiply_chunk(int64_t matrix, int64_t x, int64_t nc, int64_t y, int64_t n) const {
+        const int64_t stack = ids_ ? 0 : matrix / w_.ne[2] / (x_.ne[3] / w_.ne[3]);
+        const char *  vx    = row_of(w_, x, matrix % w_.ne[2] + stack * w_.ne[2]);
+        const void *  vy[PLAIN_ROWS];
+        float *       s[PLAIN_ROWS];
+        for (; n > 0; n -= PLAIN_ROWS, y += PLAIN_ROWS) {
+            const int nr = int(std::min<int64_t>(PLAIN_ROWS, n));
+            for (int i = 0; i < nr; i++) {
+                const int64_t row   = ids_ ? numbers_[n_matrices_ + 1 + y + i] : y + i;
+                const int64_t token = row / op_.ne[1];
+                vy[i]               = converted_row(row % op_.ne[1] % x_.ne[1] + token * x_.ne[1]);
+                s[i]                = (float *) row_of(op_, row % op_.ne[1], token) + x;
+            }
+            if (kernel_ && kernel_->multiply && nr > 1) {
+                kernel_->multiply(w_.ne[0], s, vx, w_.nb[1], vy, nr, nc);
+            } else {
+                multiply_each(s, vx, vy, nr, nc);
+            }
+        }
+    }
+
+    // Fetches the row that comes 8 KiB later. Longer rows would come in bursts, which gain nothing.
+    void multiply_each(float * const * s, const char * vx, const void * const * vy, int nr, int64_t nc) const {
+        const size_t         size  = ggml_row_size(w_.type, w_.ne[0]);
+        const int64_t        ahead = 8192 / (w_.nb[1] + 1) + 1;
+        const ggml_vec_dot_t dot = kernel_ && kernel_->dot ? kernel_->dot : ggml_get_type_traits_cpu(w_.type)->vec_dot;
+        for (int64_t x = 0; x < nc; x++, vx += w_.nb[1]) {
+            for (size_t i = 0; i < size && size <= 4096 && x + ahead < nc; i += 64) {
+                __builtin_prefetch(vx + ahead * w_.nb[1] + i, 0, 2);
+            }
+            for (int i = 0; i < nr; i++) {
+                dot(int(w_.ne[0]), s[i] + x, 0, vx, 0, vy[i], 0, 1);
+            }
+        }
+    }
+
+    char * converted_row(int64_t i) const { return (char *) params_.wdata + numbers_size_ + i * row_size_; }
+
+    const ggml_tensor &         op_;
+    const ggml_compute_params & params_;
+    const ggml_tensor &         w_          = *op_.src[0];
+    const ggml_tensor &         x_          = *op_.src[1];
+    const ggml_tensor * const   ids_        = op_.op == GGML_OP_MUL_MAT_ID ? op_.src[2] : nullptr;
+    const int64_t               n_matrices_ = w_.ne[2] * x_.ne[3];
+    const plain_kernel * const  kernel_     = kernel_of(w_);
+    const ggml_type             type_       = ggml_get_type_traits_cpu(w_.type)->vec_dot_type;
+    const size_t                row_size_   = ggml_row_size(type_, x_.ne[0]);
+    const size_t    numbers_size_ = ids_ ? GGML_PAD((n_matrices_ + 1 + ggml_nelements(ids_)) * sizeof(int32_t), 64) : 0;
+    int32_t * const numbers_      = (int32_t *) params_.wdata; // where each expert's rows begin, then rows
 };
 
-struct weights {
-    int_lanes   u[BLOCKS][FOURS]; // plus 128, as the instruction takes unsigned ones
-    float_lanes d[BLOCKS];
+class plain_rows : public ggml::cpu::extra_buffer_type, public ggml::cpu::tensor_traits {
+    // No: so llama.cpp puts no weights in such a buffer.
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
+
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        const bool has_ids = op->op == GGML_OP_MUL_MAT_ID;
+        if ((op->op != GGML_OP_MUL_MAT && !has_ids) || op->src[1]->type != GGML_TYPE_F32 ||
+            ggml_get_op_params_i32(op, 1) == GGML_HINT_SRC0_IS_HADAMARD) {
+            return nullptr;
+        }
+        const ggml_tensor &  w       = *op->src[0];
+        const plain_kernel * kernel  = kernel_of(w);
+        const int64_t        n_rows  = op->src[has_ids ? 2 : 1]->ne[1];
+        const bool           is_ours = kernel ? has_ids || n_rows == 1 || n_rows >= kernel->least_rows
+                                              : n_rows == 1 && !ggml_is_numa(); // there, threads have rows of their own
+        return is_ours && (!w.buffer || ggml_backend_buffer_is_host(w.buffer)) ? this : nullptr;
+    }
+
+    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+        size = products(*op, {}).work_size();
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        const products all(*op, *params);
+        all.convert();
+        if (params->ith == 0) {
+            all.sort();
+            ggml_threadpool_chunk_set(params->threadpool, params->nth); // a thread's first has the thread's number
+        }
+        ggml_barrier(params->threadpool);
+        all.multiply();
+        return true;
+    }
 };
-
-using accumulators = float_lanes[FOURS];
-
-void prepare(activations & y, const void * const * vy, int nr, int64_t n_blocks) {
-    for (int i = 0; i < nr; i++) {
-        y.values[i] = (const block_q8_0 *) vy[i];
-        for (int64_t b = 0; b < n_blocks; b++) {
-            const block_q8_0 & block = y.values[i][b];
-            const __m256i      qs    = _mm256_loadu_si256((const __m256i *) block.qs);
-            const __m256i      pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), qs);
-            const __m256i      fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-128));
-            _mm256_storeu_si256((__m256i *) y.sums[i * n_blocks + b], fours);
-            y.d[i * n_blocks + b] = GGML_CPU_FP16_TO_FP32(block.d);
-        }
-    }
-}
-
-#define UNPACK(part, width, a, b) LANES_INTRINSIC(unpack##part##_epi##width)((int_vector) (a), (int_vector) (b))
-
-// Rearranges n blocks of the rows p, and fetches those that come to_next bytes later.
-void rearrange(weights & w, const block_q8_0 * const * p, int64_t first, int n, size_t to_next) {
-    ggml_half d[BLOCKS][LANES];
-    for (int b = 0; b < n; b++) {
-        for (int row = 0; row < LANES; row++) {
-            const block_q8_0 * block = p[row] + first + b;
-            d[b][row]                = block->d;
-            if (b % 2 == 0) { // two blocks are a line of the cache, and four bytes
-                __builtin_prefetch((const char *) block + to_next, 0, 2);
-            }
-        }
-        const auto load = [&](int row) { return _mm256_loadu_si256((const __m256i *) p[row][first + b].qs); };
-        int_vector fours[2][4]; // columns 4j to 4j + 3 of four rows, then columns 4j + 16 to 4j + 19
-        for (int half = 0; half < 2; half++) {
-            int_lanes x[4];
-            for (int j = 0; j < 4; j++) {
-                x[j] = (int_lanes) LOAD_ROWS(load, LANES / 2 * half + j) ^ int32_t(0x80808080);
-            }
-            const auto low_01  = UNPACK(lo, 32, x[0], x[1]);
-            const auto low_23  = UNPACK(lo, 32, x[2], x[3]);
-            const auto high_01 = UNPACK(hi, 32, x[0], x[1]);
-            const auto high_23 = UNPACK(hi, 32, x[2], x[3]);
-            fours[half][0]     = UNPACK(lo, 64, low_01, low_23);
-            fours[half][1]     = UNPACK(hi, 64, low_01, low_23);
-            fours[half][2]     = UNPACK(lo, 64, high_01, high_23);
-            fours[half][3]     = UNPACK(hi, 64, high_01, high_23);
-        }
-        for (int j = 0; j < 4; j++) {
-            w.u[b][j]     = (int_lanes) EVEN(fours[0][j], fours[1][j]);
-            w.u[b][j + 4] = (int_lanes) ODD(fours[0][j], fours[1][j]);
-        }
-    }
-    for (int b = 0; b < n; b++) {
-        w.d[b] = (float_lanes) LOAD_HALVES(d[b]);
-    }
-}
-
-inline int_lanes four_values(const int8_t * p) {
-    int32_t x;
-    memcpy(&x, p, sizeof(x));
-    return int_lanes{} + x;
-}
-
-// Adds the products of n blocks and T rows of activations.
-template <int T>
-inline void multiply(const weights & w, const activations & y, int row, int64_t n_blocks, int64_t first, int n,
-                     accumulators * acc) {
-    float_lanes sum[T][FOURS];
-    memcpy(sum, acc, sizeof(sum));
-    for (int b = 0; b < n; b++) {
-        float_lanes d[T];
-#pragma GCC unroll 8
-        for (int t = 0; t < T; t++) {
-            d[t] = w.d[b] * y.d[(row + t) * n_blocks + first + b];
-        }
-#pragma GCC unroll 8
-        for (int j = 0; j < FOURS; j++) {
-            int_lanes u = w.u[b][j];
-            asm("" : "+v"(u)); // else GCC loads it again for each row
-#pragma GCC unroll 8
-            for (int t = 0; t < T; t++) {
-                const int_lanes x = four_values(y.values[row + t][first + b].qs + 4 * j);
-                const int_lanes s = int_lanes{} + y.sums[(row + t) * n_blocks + first + b][j];
-                const auto      q = DPBUSD((int_vector) s, (int_vector) u, (int_vector) x);
-                sum[t][j] = (float_lanes) LANES_INTRINSIC(fmadd_ps)(d[t], LANES_INTRINSIC(cvtepi32_ps)(q), sum[t][j]);
-            }
-        }
-    }
-    memcpy(acc, sum, sizeof(sum));
-}
-
-void multiply_rows(int64_t n_blocks, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr,
-                   int64_t nc) {
-    activations  y;
-    weights      w;
-    accumulators acc[GGML_PLAIN_ROWS];
-    prepare(y, vy, nr, n_blocks);
-    for (int64_t x = 0; x < nc; x += LANES) {
-        const int          n_rows = int(std::min<int64_t>(LANES, nc - x));
-        const block_q8_0 * p[LANES];
-        for (int i = 0; i < LANES; i++) {
-            p[i] = (const block_q8_0 *) (vx + (x + std::min(i, n_rows - 1)) * bx);
-        }
-        memset((void *) acc, 0, sizeof(acc[0]) * nr);
-        for (int64_t first = 0; first < n_blocks; first += BLOCKS) {
-            const int n = int(std::min<int64_t>(BLOCKS, n_blocks - first));
-            rearrange(w, p, first, n, LANES * bx);
-            for (int i = 0; i + 2 <= nr; i += 2) {
-                multiply<2>(w, y, i, n_blocks, first, n, acc + i);
-            }
-            if (nr % 2 == 1) {
-                multiply<1>(w, y, nr - 1, n_blocks, first, n, acc + nr - 1);
-            }
-        }
-        for (int i = 0; i < nr; i++) {
-            const float_lanes * l   = acc[i];
-            const float_lanes   all = ((l[4] + l[0]) + (l[6] + l[2])) + ((l[5] + l[1]) + (l[7] + l[3]));
-            memcpy(s[i] + x, &all, sizeof(float) * n_rows);
-        }
-    }
-}
 
 } // namespace
 
-bool ggml_has_plain_rows(enum ggml_type type, int64_t n) {
-    return type == GGML_TYPE_Q8_0 && n / QK8_0 <= ROW_BLOCKS;
+ggml_backend_buffer_type_t ggml_backend_cpu_plain_rows_buffer_type() {
+    static plain_rows               rows;
+    static ggml_backend_buffer_type type = [] {
+        ggml_backend_buffer_type copy = *ggml_backend_cpu_buffer_type();
+        copy.iface.get_name           = [](ggml_backend_buffer_type_t) { return "CPU_PLAIN_ROWS"; };
+        copy.context                  = static_cast<ggml::cpu::extra_buffer_type *>(&rows);
+        return copy;
+    }();
+    return &type;
 }
-
-void ggml_gemm_plain_rows(enum ggml_type, int64_t n, float * const * s, const void * vx, size_t bx,
-                          const void * const * vy, int nr, int64_t nc) {
-    const int64_t n_blocks = n / QK8_0;
-    const int     at_once  = int(std::min<int64_t>(GGML_PLAIN_ROWS, ROW_BLOCKS / n_blocks));
-    for (int i = 0; i < nr; i += at_once) {
-        multiply_rows(n_blocks, s + i, (const char *) vx, bx, vy + i, std::min(at_once, nr - i), nc);
-    }
-}
-
-#else
-
-bool ggml_has_plain_rows(enum ggml_type, int64_t) {
-    return false;
-}
-
-void ggml_gemm_plain_rows(enum ggml_type, int64_t, float * const *, const void *, size_t, const void * const *, int,
-                          int64_t) {}
-
-#endif

@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "ggml.h"
+#include "ggml-cpu.h"
 
-// Products of weights as files have them and several rows of activations. Each product is added up in the order of
-// ggml's functions for one row, so it has the same bits if scales are no NaNs.
+constexpr int PLAIN_ROWS = 32; // the most rows of activations that are multiplied at once
+
+// Products of weights of one type, as files have them. Each file NAME-kernel.cpp of this folder defines NAME_kernel,
+// and the build finds it. Where the processor lacks instructions, both functions are null. A product has the bits of
+// ggml's function for one row, if scales are no NaNs.
 //
-// Thread-safety: may be called from any thread.
+// Thread-safety: the functions may be called from any thread.
+struct plain_kernel {
+    ggml_type type;
 
-#define GGML_PLAIN_ROWS 32
+    // Products of one row of weights and one of activations; null: ggml's own function.
+    ggml_vec_dot_t dot;
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+    // s[i] gets the products of the row of activations vy[i] and nc rows of n weights, which begin bx bytes apart.
+    // Null: each by `dot`. REQUIRES: nr is at most PLAIN_ROWS; ggml has converted vy
+    void (*multiply)(int64_t n, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr,
+                     int64_t nc);
 
-// True if there is a kernel for the type, the processor and rows of n weights.
-bool ggml_has_plain_rows(enum ggml_type type, int64_t n);
+    int64_t least_rows; // ggml is as fast with fewer rows of activations
+    int64_t most_columns;
+};
 
-// s[i] gets the products of the row of activations vy[i] and nc rows of n weights, which begin bx bytes apart.
-// REQUIRES: ggml_has_plain_rows(type, n); nr is at most GGML_PLAIN_ROWS; no value of vy is -128: ggml quantizes to none
-void ggml_gemm_plain_rows(enum ggml_type type, int64_t n, float * const * s, const void * vx, size_t bx,
-                          const void * const * vy, int nr, int64_t nc);
-
-#ifdef __cplusplus
-}
-#endif
+// A type for no buffer: by it, ggml finds our products of weights in host memory as files have them. We multiply by one
+// row of activations in all types, and by several in those that have a kernel. May be called from any thread.
+ggml_backend_buffer_type_t ggml_backend_cpu_plain_rows_buffer_type();

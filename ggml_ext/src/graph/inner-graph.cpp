@@ -351,7 +351,7 @@ void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weight
                              const std::vector<served_row> & rows) {
     GGML_ASSERT(is_computable(matmul));
     const bool is_short   = matmul->ne[2] <= batch_info::max_generated; // few rows are converted for nothing
-    const bool leaves_out = is_short && is_host_device(ggml_backend_get_device(backend_)); // patch 0020
+    const bool leaves_out = is_short && is_host_device(ggml_backend_get_device(backend_)); // patch 0023
     if ((leaves_out || are_all_rows(matmul, rows)) && are_distinct(matmul, rows)) {
         add_product(matmul, multiply_all(matmul, weights, rows));
         return;

@@ -14,6 +14,8 @@
 #include <random>
 #include <vector>
 
+extern const plain_kernel q8_0_kernel;
+
 using bytes = std::vector<uint8_t>;
 
 static constexpr ggml_type TYPE       = GGML_TYPE_Q8_0;
@@ -25,7 +27,7 @@ static bool has_kernel() {
 #ifdef HOBBIT_TEST_AVX_VNNI
     return ggml_cpu_has_avx_vnni();
 #else
-    return ggml_has_plain_rows(TYPE, 32);
+    return q8_0_kernel.multiply != nullptr;
 #endif
 }
 
@@ -71,7 +73,7 @@ static void check_kernel(int64_t n, const bytes & x, size_t bx, int64_t nc, cons
         s.push_back(padded.data() + i * (nc + 1));
         rows.push_back(y.data() + size_t(i) * ggml_row_size(TYPE, n));
     }
-    ggml_gemm_plain_rows(TYPE, n, s.data(), x.data(), bx, rows.data(), nr, nc);
+    q8_0_kernel.multiply(n, s.data(), reinterpret_cast<const char *>(x.data()), bx, rows.data(), nr, nc);
     for (int i = 0; i < nr; i++) {
         found.insert(found.end(), s[size_t(i)], s[size_t(i)] + nc);
         REQUIRE(s[size_t(i)][nc] == untouched);
@@ -97,7 +99,7 @@ TEST_CASE("the kernel has the bits of ggml's, for each number of rows") {
     for (const int64_t n : { 32, 544, 1024 }) { // one block; one more than are rearranged at once; twice as many
         const size_t bx = ggml_row_size(TYPE, n) + 2 * BLOCK_SIZE;
         for (const int64_t nc : { 1, 7, 8, 16, 37 }) {
-            for (int nr = 1; nr <= GGML_PLAIN_ROWS; nr++) {
+            for (int nr = 1; nr <= PLAIN_ROWS; nr++) {
                 check_kernel(n, rows_of(n, nc, bx, 1, any), bx, nc, rows_of(n, nr, bx - 2 * BLOCK_SIZE, 2, quantized),
                              nr);
             }
@@ -142,15 +144,9 @@ TEST_CASE("rows of which few fit at once have the bits, too") {
     }
     for (const int64_t n : { 14336, 65568, 131072 }) { // nine, one and one
         const size_t bx = ggml_row_size(TYPE, n);
-        CHECK(ggml_has_plain_rows(TYPE, n));
+        CHECK(n <= q8_0_kernel.most_columns);
         check_kernel(n, rows_of(n, 9, bx, 1, any), bx, 9, rows_of(n, 20, bx, 2, quantized), 20);
     }
-}
-
-TEST_CASE("other types and longer rows are left to ggml") {
-    CHECK_FALSE(ggml_has_plain_rows(GGML_TYPE_Q4_0, 32));
-    CHECK_FALSE(ggml_has_plain_rows(GGML_TYPE_F32, 32));
-    CHECK_FALSE(ggml_has_plain_rows(TYPE, 131104));
 }
 
 // ---- through ggml's graph
