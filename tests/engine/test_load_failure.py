@@ -3,7 +3,10 @@
 
 import errno
 import os
+import subprocess
+import sys
 
+import models
 import pytest
 
 from pyhobbit.engine import llama
@@ -28,3 +31,13 @@ def test_the_hint_follows_the_reason(reason: str, hint: str, monkeypatch: pytest
     assert reason in text
     assert hint in text
     assert (hint == llama.DAMAGED) == ("download" in text)
+
+
+@pytest.mark.model
+def test_a_cpu_library_without_our_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "pyhobbit", "chat", models.tiny(), "-p", "a", "-n", "1", "--pools", "6M"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    monkeypatch.setenv("LD_PRELOAD", str(models.stock_dir() / "libggml-cpu.so"))
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "error: the CPU backend that was loaded is another llama.cpp's" in refused.stderr

@@ -5,6 +5,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace hobbit {
@@ -35,16 +36,28 @@ static bool takes(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft, gg
            ggml_backend_buft_get_alloc_size(buft, weight) == ggml_nbytes(weight);
 }
 
-ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type type, const matrix_shape & shape,
-                                         uint32_t n_experts) {
-    const auto get_extra =
+// The types that ggml may offer beside the device's own, and null behind them.
+static ggml_backend_buffer_type_t * extra_types(ggml_backend_dev_t device) {
+    static ggml_backend_buffer_type_t none = nullptr;
+    const auto                        get_extra =
         (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
                                                                                "ggml_backend_dev_get_extra_bufts");
-    ggml_backend_buffer_type_t * extra = get_extra ? get_extra(device) : nullptr;
+    return get_extra ? get_extra(device) : &none;
+}
+
+bool has_buffer_type(ggml_backend_dev_t device, const char * name) {
+    ggml_backend_buffer_type_t * type = extra_types(device);
+    for (; *type && std::strcmp(ggml_backend_buft_name(*type), name) != 0; type++) {
+    }
+    return *type;
+}
+
+ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type type, const matrix_shape & shape,
+                                         uint32_t n_experts) {
     if (shape.n_out % ROW_GROUP != 0) {
         return nullptr; // a piece might get a different layout from the whole
     }
-    for (; extra && *extra; extra++) {
+    for (ggml_backend_buffer_type_t * extra = extra_types(device); *extra; extra++) {
         if (takes(device, *extra, type, shape, n_experts)) {
             return *extra;
         }

@@ -14,6 +14,9 @@ namespace hobbit {
 //
 // Thread-safety: all functions may be called from any thread.
 
+// Returns true if ggml may put weights into a buffer type of this name, or asks it for products.
+bool has_buffer_type(ggml_backend_dev_t device, const char * name);
+
 // The buffer type whose layout llama.cpp would choose for experts of this type and shape on `device`; null: the file's
 // layout.
 ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type type, const matrix_shape & shape,

@@ -5,6 +5,7 @@
 #include "base/system-memory.h"
 #include "device/compute-device.h"
 #include "device/device-traits.h"
+#include "device/repacked-layout.h"
 #include "ggml-impl.h"
 #include "io/pinned-memory.h"
 #include "plan/layer-assignment.h"
@@ -89,6 +90,9 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     std::vector<ggml_backend_dev_t> named;
     HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds()));
     HOBBIT_TRY(find_compute_devices(opened->settings_.device(), named));
+    if (!has_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), "CPU_PLAIN_ROWS")) {
+        return status::error("the CPU backend that was loaded is another llama.cpp's: remove it from the library path");
+    }
     HOBBIT_TRY(opened->open_files());
     if (registered_policy::traits(opened->settings_.policy()).needs_prior && use_rates(index).empty()) {
         return status::error("hobbit.policy=%s keeps the experts that were used most before, and nothing is known of "
