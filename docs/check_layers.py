@@ -3,7 +3,7 @@
 
 A file includes or imports only from its own folder and from those above it in the list, and files form no
 circle. Imports inside functions and under TYPE_CHECKING count like all others. No two headers define a class
-of one name.
+of one name. All folders of llama_ext are include paths, so there a name alone is a file.
 """
 
 import ast
@@ -15,7 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DESIGN = ROOT / "docs" / "design.md"
-TREES = {"ggml_ext/src": {"": "*.*"}, "pyhobbit": {"": "*.py", "convert/": "*.py"}}
+TREES = {
+    "ggml_ext/src": {"": "*.*"},
+    "llama_ext": {"": "*.*", "ggml_ext/": "*.*"},
+    "pyhobbit": {"": "*.py", "convert/": "*.py"},
+}
 
 
 def order(tree: str) -> list[str]:
@@ -50,11 +54,13 @@ def problems(tree: str) -> Iterator[str]:
     for folder, pattern in TREES[tree].items():  # convert/ is installed as pyhobbit/convert/
         root = ROOT / (folder or tree)
         paths |= {folder + path.relative_to(root).as_posix(): path for path in root.rglob(pattern)}
+    by_name = {path.name: file for file, path in paths.items()} if tree == "llama_ext" else {}
     levels = {name: level for level, name in enumerate(order(tree))}
     top = len(levels)
     graph = {}
     for file, path in paths.items():
-        names = used(path.read_text("utf-8"), path.suffix == ".py")
+        found = used(path.read_text("utf-8"), path.suffix == ".py")
+        names = [[by_name.get(name, name) for name in some] for some in found]
         graph[file] = {next((each for each in some if each in paths), file) for some in names} - {file}
         level = levels.get(file.split("/")[0].removesuffix(".py"), top)
         if "/" in file and level == top:

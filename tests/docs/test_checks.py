@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _docs_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     yield
-    for name in ("openings", "check_budget", "picture", "sentences"):
+    for name in ("openings", "check_budget", "picture", "sentences", "check_layers"):
         sys.modules.pop(name, None)
 
 
@@ -173,6 +173,28 @@ def test_links_of_pages_lead_to_files_and_headings() -> None:
                 broken.append(f"{page.name}: {link}")
     assert n_links > 100
     assert broken == []
+
+
+def test_an_include_against_the_order_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import check_layers
+
+    monkeypatch.setattr(check_layers, "ROOT", tmp_path)
+    files = {
+        "llama_ext/bridge/a.h": "b.h",
+        "llama_ext/server/b.h": "a.h",
+        "llama_ext/cpu/c.h": "d.h",
+        "llama_ext/cpu/d.h": "ggml.h",
+        "ggml_ext/src/base/e.h": "c.h",
+    }
+    for name, included in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f'#include "{included}"\n', "utf-8")
+    *upward, circle = check_layers.problems("llama_ext")
+    assert [text.split(", which comes later")[0] for text in sorted(upward)] == [
+        "llama_ext/bridge/a.h uses server/b.h",
+        "llama_ext/ggml_ext/src/base/e.h uses cpu/c.h",
+    ]
+    assert circle.startswith("llama_ext: a circle: ")
 
 
 @pytest.mark.model
