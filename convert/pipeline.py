@@ -56,7 +56,7 @@ def convert(options: Options) -> Path | None:
             return _convert_partial(options, output)
         if options.model.is_dir():
             return _convert_checkpoint(options, output)
-        return _convert_gguf(options, output, read_model(options.model))
+        return _convert_gguf(options, output, read_model(options.model, stacks=not options.sidecar))
     except NotFiniteError as error:
         raise HobbitError(f"{error}: the model is damaged, download it or make it again") from error
     except OSError as error:
@@ -269,7 +269,7 @@ def _write(
 ) -> None:
     """Writes the output and reads it back. Raises HobbitError, OSError."""
     _check_disk(output, _output_bytes(plan, metadata))
-    with atomic_output(output) as temporary:
+    with atomic_output(output, options.force) as temporary:
         with _progress("converting", plan.read_bytes) as progress:
             written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
         with _progress("verifying", sum(piece.size for piece in written)) as progress:

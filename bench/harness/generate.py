@@ -131,7 +131,7 @@ def _write(
     if _holds(path, header, len(header) + offset):
         return
     _check_disk(path, len(header) + (0 if holes else offset))
-    with atomic_output(path) as temporary, temporary.open("xb") as file:
+    with atomic_output(path) as temporary, temporary.open("wb") as file:
         file.write(header)
         if holes:
             file.truncate(len(header) + offset)

@@ -26,7 +26,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import options_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
-from pyhobbit.native.files import read_text
+from pyhobbit.native.files import decoded, read_text
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, ChatConfig
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ def _piped_text(model: Path | None) -> str:
         raise HobbitError("standard input is closed; give the prompt with -p")
     if model is not None:
         check_model_file(model)  # nobody should type a text in vain
-    text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
+    try:
+        text = decoded(sys.stdin.buffer.read()).removesuffix("\n")
+    except ValueError as e:
+        raise HobbitError(f"standard input is not a text ({e}); give it as UTF-8") from e
     if not text:
         raise HobbitError("standard input is empty; give the prompt there, or with -p")
     return text

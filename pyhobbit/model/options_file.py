@@ -11,7 +11,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from pyhobbit.errors import ConfigError, HobbitError, did_you_mean
 from pyhobbit.model.file_names import options_path
-from pyhobbit.native.files import write_text
+from pyhobbit.native.files import decoded, write_text
 from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, parse_size
 from pyhobbit.settings.table import KEYS, OPTIONS
 
@@ -85,12 +85,14 @@ def write_options(model: Path, options: Mapping[str, Any]) -> Path:
 
 def _document(path: Path) -> tomlkit.TOMLDocument:
     try:
-        return tomlkit.parse(path.read_text("utf-8"))
+        text = decoded(path.read_bytes())
+        text.encode()  # refuses bytes that are no text
+        return tomlkit.parse(text)
     except FileNotFoundError:
         return tomlkit.document()
     except OSError as e:
         raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
-    except (TOMLKitError, UnicodeDecodeError) as e:
+    except (TOMLKitError, ValueError) as e:
         raise ConfigError(f'{path} is not TOML ({e}); write lines like: memory = "8G"') from e
 
 

@@ -1,28 +1,64 @@
 # SPDX-License-Identifier: MIT
 """Texts that are read, and files that are written whole or not at all."""
 
+import codecs
+import errno
+import fcntl
 import glob
 import os
+import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from pyhobbit.errors import HobbitError
 
 _MARKED = 1 << 16  # bytes at both ends of a file
+_ENCODINGS = {  # by byte order mark; that of UTF-32 begins like that of UTF-16
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 def read_text(path: Path) -> str:
-    """A text in any encoding: bytes that are no UTF-8 become surrogates. Raises HobbitError."""
+    """A text: UTF-8, or what its byte order mark says. Other bytes become surrogates. Raises HobbitError."""
     try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
+        return decoded(path.read_bytes())
     except OSError as e:
         raise HobbitError(f"the text {path} cannot be read: {e.strerror}") from e
+    except ValueError as e:
+        raise HobbitError(f"{path} is not a text ({e}); save it as UTF-8") from e
+
+
+def decoded(data: bytes) -> str:
+    """The text of a file's bytes. Raises ValueError where zeros show that it is none, or not UTF-8."""
+    encoding = next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), "utf-8")
+    text = data.decode(encoding, "surrogateescape" if "8" in encoding else "strict")
+    if "\0" in text:
+        raise ValueError("it has characters of value 0")
+    return text
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading. Raises OSError, also for a pipe or a device, which might be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def head_and_tail(path: Path) -> bytes:
     """The first and the last bytes of a model file, which tell it from others. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first = file.read(_MARKED)
         file.seek(-min(_MARKED, path.stat().st_size), os.SEEK_END)
         return first + file.read()
@@ -45,28 +81,75 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; the file is removed at the end, as are those of killed conversions."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        pid = left.name.split(".")[-2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A new file beside `path`, removed at the end, as are those of programs that were killed.
+
+    It is locked while its program lives: process numbers say nothing across containers.
+    """
+    _clear_left(path)
+    descriptor, temporary = _locked_beside(path)
     try:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _clear_left(path: Path) -> int:
+    """Removes what killed programs left beside `path`; returns how many others write there now."""
+    n_alive = 0
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(OSError):  # it is gone, or the file system has no locks
+            descriptor = os.open(left, os.O_RDWR | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            except BlockingIOError:
+                n_alive += 1
+            finally:
+                os.close(descriptor)
+    return n_alive
+
+
+def _locked_beside(path: Path) -> tuple[int, Path]:
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:  # else another program took it for left, before the lock
+            return descriptor, temporary
+        os.close(descriptor)
 
 
 @contextmanager
-def atomic_output(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes the place of `path` at the end unless there is an error."""
+def atomic_output(path: Path, replaces: bool = True) -> Iterator[Path]:
+    """A temporary path beside `path`, which takes the place of `path` at the end unless there is an error.
+
+    replaces: False raises HobbitError where there is such a file at the end, or another program makes it.
+    """
+    if not replaces and _clear_left(path):
+        raise HobbitError(f"another program is writing {path}: wait for it, or choose another name")
     with temporary_file(path) as temporary:
         yield temporary
         with temporary.open("rb") as file:  # after a crash there is the old file or all of the new one
             os.fsync(file.fileno())
+        if not replaces:
+            _claim(path, temporary)
         temporary.replace(path)
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _claim(path: Path, temporary: Path) -> None:
+    try:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # no links on such a file system
+            path.open("xb").close()
+    except FileExistsError as e:
+        raise HobbitError(f"another program has written {path} meanwhile: choose another name") from e
