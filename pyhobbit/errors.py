@@ -8,6 +8,14 @@ class HobbitError(Exception):
     """One sentence for the user: what is wrong and what to do. Shown without a traceback, exit status 1."""
 
 
+class ComputeError(HobbitError, RuntimeError):
+    """A computation that failed. A RuntimeError too, which llama_cpp.Llama raises then."""
+
+
+class LoadError(HobbitError):
+    """A file that this build cannot load as a model."""
+
+
 class ConfigError(HobbitError, ValueError):
     """A setting that cannot be; shown as a usage error, exit status 2."""
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote, urlsplit
 
+from pyhobbit.model.gguf_file import pack_header, string_entry
+
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)")
 _CHUNK = 1 << 16
 
@@ -24,6 +26,7 @@ class Hub:
     """Its files: by name, by repository. errors: an X-Error-Code, by repository.
 
     break_after: bytes of a file after which its first download breaks off.  served: (file, first byte).
+    heads: files whose first bytes were asked for.
     sizes: that are announced in place of the true ones.  answers: in place of what a repository holds.
     endless: files whose body comes in chunks and has no end.
     """
@@ -35,6 +38,7 @@ class Hub:
     answers: Mapping[str, bytes] = field(default_factory=dict)
     endless: tuple[str, ...] = ()
     served: list[tuple[str, int]] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
     endpoint: str = ""
 
     def run(self, folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -44,6 +48,12 @@ class Hub:
             [sys.executable, "-m", "pyhobbit", *map(str, arguments)],
             env=environment, cwd=folder, capture_output=True, text=True, timeout=300, input="",
         )  # fmt: skip
+
+
+def gguf(name: str, architecture: str = "llama") -> bytes:
+    """A file that begins like a model, and holds nothing else."""
+    keys = [string_entry("general.architecture", architecture), string_entry("general.name", name)]
+    return pack_header(keys, [], 32)
 
 
 @contextmanager
@@ -112,12 +122,15 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if match:
             headers["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
-        if with_body and name in self.hub.endless:
+        if with_body and name in self.hub.endless and not (match and match[2]):
             self._send_for_ever(data, headers)
             return
-        if with_body:
+        if with_body and match and match[2]:
+            self.hub.heads.append(name)
+        elif with_body:
             self.hub.served.append((name, first))
-        self._send(206 if match else 200, part, headers, name, with_body)
+        is_head = match and match[2]
+        self._send(206 if match else 200, part, headers, "" if is_head else name, with_body)
 
     def _send_for_ever(self, data: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(200)

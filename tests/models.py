@@ -12,13 +12,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import random_moe
-from gguf import GGUFReader, GGUFWriter, TokenType
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
 
 from pyhobbit.native import paths
 
@@ -153,23 +153,41 @@ def tiny_f32_experts(kind: str) -> Path:
     return path
 
 
-def copy_gguf(source: Path, path: Path, template: str | None = None, split_max_tensors: int = 0) -> None:
-    """Writes a GGUF anew, with a chat template, or in several files of so many tensors at most."""
+def copy_gguf(
+    source: Path,
+    path: Path,
+    template: str | None = None,
+    split_max_tensors: int = 0,
+    keys: Mapping[str, Any] | None = None,
+    edit: Callable[[str, np.ndarray], Iterable[tuple[str, np.ndarray]]] | None = None,
+) -> Path:
+    """Writes a GGUF anew, with a chat template, or in several files of so many tensors at most.
+
+    keys: in place of the file's; a number, a text or numbers. edit: what becomes of a tensor. Returns path.
+    """
     reader = GGUFReader(source)
-    name = reader.fields["general.architecture"].contents()
+    given = dict(keys or {})
+    name = given.pop("general.architecture", reader.fields["general.architecture"].contents())
     writer = GGUFWriter(path, name, split_max_tensors=split_max_tensors)
     for key, value in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
+        if not key.startswith("GGUF.") and key not in (*given, "general.architecture"):
             writer.add_key_value(key, value.contents(), value.types[0], value.types[-1])
+    for key, value in given.items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_key_value(key, value, GGUFValueType.get_type(value))
     writer.data_alignment = reader.alignment
     if template is not None:
         writer.add_chat_template(template)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        for made, data in edit(tensor.name, tensor.data) if edit else [(tensor.name, tensor.data)]:
+            writer.add_tensor(made, data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
 
 
 @_once

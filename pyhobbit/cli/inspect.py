@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
 from pyhobbit.model.other_programs import is_moe
@@ -149,6 +149,8 @@ def _plan(path: Path, config: EngineConfig) -> "tuple[MemoryPlan | None, str]":
 
     try:
         return lay_out(path, config), ""
+    except LoadError:
+        raise
     except HobbitError as e:
         return None, str(e)
 

@@ -63,7 +63,7 @@ def _asked() -> str | None:
     """The name of a model by its number; None where no model is here. Raises ConfigError."""
     from pyhobbit.model.downloaded import downloaded_models, models_in, models_of_programs
 
-    models = [*models_in(Path(), "*.gguf"), *downloaded_models(), *models_of_programs()]
+    models = [*models_in(Path(), "*"), *downloaded_models(), *models_of_programs()]
     if not models:
         return None
     head, *lines = _table(models)

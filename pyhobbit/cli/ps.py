@@ -96,7 +96,7 @@ def _command(words: list[str]) -> tuple[str | None, list[str]]:
 def _model(arguments: list[str]) -> str:
     named = [after for before, after in pairwise(arguments) if before in ("-m", "-hf")]
     named += ["several models"] if {"--models-dir", "--models-preset"}.intersection(arguments) else []
-    files = [each for each in arguments if each.endswith(".gguf")]
+    files = [each for each in arguments if each.lower().endswith(".gguf")]
     first = [each for each in arguments[:1] if not each.startswith("-")]
     model = next(iter([*named, *files, *first]), "")
     # a path in the cache of huggingface_hub

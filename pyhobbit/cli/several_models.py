@@ -10,10 +10,17 @@ from pathlib import Path
 from pyhobbit.cli import server_flags
 from pyhobbit.cli.server_flags import value
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import EXACT, is_model_file, model_stem, split_name
-from pyhobbit.model.model_file import model_parts
-from pyhobbit.model.names import COMPANIONS, check_model_file
-from pyhobbit.model.tiers import SIDECAR_ARCHITECTURE
+from pyhobbit.model.file_names import (
+    EXACT,
+    is_gguf,
+    is_model_file,
+    model_stem,
+    options_path,
+    part_names,
+    split_name,
+)
+from pyhobbit.model.model_file import check_form, model_parts
+from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import CacheConfig, format_size
 
 Presets = dict[str, dict[str, str]]
@@ -36,7 +43,7 @@ def find_models(folder: Path) -> tuple[Presets, list[str]]:
     problems: list[str] = []
     models: dict[Path, list[Path]] = {}
     projectors: dict[Path, list[Path]] = {}
-    for path in sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]):
+    for path in sorted(filter(is_gguf, [*folder.glob("*"), *folder.glob("*/*")])):
         try:
             if _is_model(path):
                 models.setdefault(path.parent, []).append(path)
@@ -57,6 +64,11 @@ def find_models(folder: Path) -> tuple[Presets, list[str]]:
             else:
                 projector = {"mmproj": str(beside[0].absolute())} if len(beside) == 1 else {}
                 presets[name] = {"model": str(path.absolute()), **projector}
+    problems += [
+        f"{toml}: the models of a folder take their options from the command line"
+        for toml in (options_path(path) for paths in models.values() for path in paths)
+        if toml.exists()
+    ]
     return _with_exact(presets), problems
 
 
@@ -72,13 +84,14 @@ def _is_model(path: Path) -> bool:
     """False for what comes with a model. Raises HobbitError, OSError for a file that cannot be one."""
     split = split_name(path)
     if split is not None and split[1] > 1:
-        if not path.with_name(f"{split[0]}-00001-of-{split[2]:05d}.gguf").exists():
+        if not path.with_name(part_names(path.name)[0]).exists():
             raise HobbitError(f"{path} is a part of a model whose first part is missing")
         return False
-    if path.name.endswith(COMPANIONS) or not is_model_file(path):
+    if not is_model_file(path):
         return False
     check_model_file(path)
-    return model_parts(path)[0].get("general.architecture", "") != SIDECAR_ARCHITECTURE
+    check_form(model_parts(path))
+    return True
 
 
 def preset_file(presets: Mapping[str, Mapping[str, str]]) -> str:

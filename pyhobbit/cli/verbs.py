@@ -153,7 +153,7 @@ def _check_verb(arguments: Sequence[str]) -> None:
     verb = next((each for each in arguments if not each.startswith("-")), None)
     if verb is None or verb in _VERBS:
         return
-    if verb.endswith(".gguf") or "/" in verb:
+    if verb.lower().endswith(".gguf") or "/" in verb:
         raise ConfigError(f"a command is missing before '{verb}'; to talk to the model: pyhobbit chat {verb}")
     names = [*_VERBS, *_OTHER_VERBS, *_NEAR_VERBS]
     near = [*get_close_matches(verb, names, n=1, cutoff=_LEAST_LIKENESS)]

@@ -8,13 +8,10 @@ with a bound on its memory cannot afford, and hides how long a token took.
 import contextlib
 import ctypes
 import os
-import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from errno import EINVAL, EMFILE, ENOMEM, errorcode
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,56 +21,18 @@ import numpy as np
 from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.head import check_head, memory_with_head
 from pyhobbit.engine.stats import ModelInfo
-from pyhobbit.errors import ContextError, HobbitError
-from pyhobbit.native.ffi import HostMemory, host_memory, last_error, llama, lost_machine
+from pyhobbit.errors import ComputeError, ContextError, HobbitError, LoadError
+from pyhobbit.model.loading import load_failure, log
+from pyhobbit.native.ffi import HostMemory, host_memory, llama
 from pyhobbit.native.files import atomic_output
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
 
-DAMAGED = "if the file is incomplete or damaged, download or convert it again"
-_LOG_LEVEL_ERROR = 4
-_LOG_LEVEL_CONTINUED = 5
 _RANDOM_SEED = 0xFFFFFFFF
 _USUAL_TOKEN_BYTES = 16  # more than a text has on average
 _WATCH_S = 0.1
 _PIECE = 1 << 20  # characters
 _STATUS_FAILED = -3  # llama_decode's status if a backend, and thus perhaps the expert cache, gave up
-
-
-class Log:
-    """Takes llama.cpp's log, one per process: keeps the error lines, shows everything when verbose."""
-
-    def __init__(self) -> None:
-        self.verbose = False
-        self.errors: list[str] = []
-        self._level = 0
-        self.callback = llama.llama_log_callback(self._on_text)
-        llama.llama_log_set(self.callback, None)
-
-    def start(self, verbose: bool) -> None:
-        """Forgets the errors so far."""
-        self.verbose = verbose
-        self.errors.clear()
-
-    def reason(self) -> str | None:
-        """The first error since start(), without the names of the functions that wrote it."""
-        return re.sub(r"^(\w+: )+", "", self.errors[0]).strip() if self.errors else None
-
-    def _on_text(self, level: int, text: bytes, _user_data: object) -> None:
-        line = text.decode("utf-8", "replace")
-        if level != _LOG_LEVEL_CONTINUED:
-            self._level = level
-        if self._level == _LOG_LEVEL_ERROR:
-            self.errors.append(line)
-        if self.verbose:
-            sys.stderr.write(line)
-
-
-llama.llama_backend_init()
-log = Log()
-
-opening = threading.RLock()
-"""Held while a model is opened or closed: llama.cpp's log and hobbit's last error belong to the process."""
 
 
 @contextlib.contextmanager
@@ -101,28 +60,6 @@ def ctrl_c_waits() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
 
 
-_NO_MEMORY = (os.strerror(ENOMEM), "bad_alloc", "allocate")  # in a reason
-
-
-def load_failure(path: str | Path, hint: str) -> str:
-    """Why llama.cpp could not open the file, as the engine or llama.cpp's log says.
-
-    hint: what to do where neither the system nor a lack of memory is the cause.
-    """
-    if (lost := lost_machine()) is not None:
-        return lost
-    reason = log.reason() or "llama.cpp gave no reason"
-    if "the override of " in reason:
-        hint = "correct it, or leave it out"
-    elif os.strerror(EMFILE) in reason:
-        hint = "raise the limit of open files, in the shell: ulimit -n 65536"
-    elif any(word in reason for word in _NO_MEMORY):
-        hint = "free some memory, or use a smaller context"
-    elif any(os.strerror(error) in reason for error in errorcode if error != EINVAL):
-        hint = "the system refused it, so the file itself may be sound"
-    return last_error() or f"{path} cannot be loaded: {reason}; {hint}"
-
-
 SetModel = Callable[[Any], None]
 """Fills in llama_model_params, where they are not llama.cpp's own."""
 
@@ -146,6 +83,21 @@ class LoadedModel:
         self.cache = Cache(pointer)
         self.vocab = llama.llama_model_get_vocab(pointer)
         self._piece = ctypes.create_string_buffer(256)
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """Raises HobbitError in a child of fork(), which has none of the threads that compute."""
+        if os.getpid() != self._process:
+            raise ComputeError(f"{self.path} was opened before fork(); open it in this process")
+
+    def check_finite(self, logits: np.ndarray) -> np.ndarray:
+        """The logits. Raises HobbitError where they are no numbers, of which a sampler would take any."""
+        if not np.isfinite(logits.max(axis=-1)).all():
+            raise ComputeError(
+                f"{self.path} computes NaN: some of its weights are no finite numbers; take another file of "
+                "the model"
+            )
+        return logits
 
     def info(self, n_ctx: int, n_threads: int, memory: int | None) -> ModelInfo:
         """Facts about the opened model. memory: the bound on the process, in bytes."""
@@ -275,7 +227,7 @@ class Model(LoadedModel):
         if not pointer:
             if stopped:
                 raise KeyboardInterrupt
-            raise HobbitError(load_failure(path, DAMAGED))
+            raise LoadError(load_failure(path))
         super().__init__(path, pointer)
         if not simulated and llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
             self.close()
@@ -356,6 +308,7 @@ class Context:
 
     def _decode(self, tokens: Sequence[int], all_logits: bool = False) -> bool:
         """Appends at most n_batch tokens; computes the logits after the last, or all. False when aborted."""
+        self.model.check_process()
         array = (llama.llama_token * len(tokens))(*tokens)  # the batch only points to it
         batch = llama.llama_batch_get_one(array, len(tokens))
         start = len(self.tokens)
@@ -378,14 +331,19 @@ class Context:
             raise HobbitError(reason or f"llama.cpp cannot compute the next token: {log.reason()}")
 
     def last_logits(self, n: int = 1) -> np.ndarray:
-        """Logits of the last n tokens computed: float32 [n, n_vocab], valid until the next computation."""
-        return np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), (n, self.model.n_vocab()))
+        """Logits of the last n tokens computed: float32 [n, n_vocab], valid until the next computation.
+
+        Raises HobbitError where they are no numbers.
+        """
+        found = np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), (n, self.model.n_vocab()))
+        return self.model.check_finite(found)
 
     def extend(self, tokens: Sequence[int], position: int, sequences: Sequence[int]) -> np.ndarray:
         """Appends a token to each of these sequences, all at one position; returns last_logits().
 
         They are no part of `tokens`, and the context must have been made for so many. Cannot be aborted.
         """
+        self.model.check_process()
         llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
         batch = llama.llama_batch_init(len(tokens), 0, 1)
         try:
@@ -427,15 +385,14 @@ class Context:
 
     def clear(self) -> None:
         """Forgets all sequences."""
+        self.tokens.clear()  # first: a signal may raise behind it, and the cache may then hold more, not less
         llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
-        self.tokens.clear()
 
     def truncate(self, n_tokens: int) -> None:
         """Forgets all but the first n_tokens, or everything where the architecture cannot keep a part."""
+        del self.tokens[n_tokens:]  # first, as in clear()
         memory = llama.llama_get_memory(self.pointer)
-        if llama.llama_memory_seq_rm(memory, 0, min(n_tokens, len(self.tokens)), -1):
-            del self.tokens[n_tokens:]
-        else:
+        if not llama.llama_memory_seq_rm(memory, 0, len(self.tokens), -1):
             self.clear()
 
 
@@ -462,7 +419,9 @@ class Sampler:
         yield llama.llama_sampler_init_dist(_RANDOM_SEED if config.seed in (None, -1) else config.seed)
 
     def sample(self, context: Context, i: int = -1) -> int:
-        """From the logits after token i of the last computation."""
+        """From the logits after token i of the last computation. Raises HobbitError: they are no numbers."""
+        row = llama.llama_get_logits_ith(context.pointer, i)
+        context.model.check_finite(np.ctypeslib.as_array(row, (context.model.n_vocab(),)))
         return llama.llama_sampler_sample(self.pointer, context.pointer, i)
 
     def close(self) -> None:

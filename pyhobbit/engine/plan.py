@@ -14,11 +14,12 @@ from typing import Any
 
 from pyhobbit._tables import DeviceInfo
 from pyhobbit.engine.batch import best_batch, best_context, smaller_context
-from pyhobbit.engine.llama import KeepGoing, Model, SetContext, SetModel, opening
+from pyhobbit.engine.llama import KeepGoing, Model, SetContext, SetModel
 from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.loading import opening
 from pyhobbit.native.ffi import HostMemory, llama
 from pyhobbit.native.machine import available_memory, memory_limit, memory_turn, resident_memory, trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
@@ -323,6 +324,11 @@ def _with_pools(
         return plan
     devices = session.cache.devices()
     return replace(plan, device=",".join(each.name for each in devices), devices=devices)
+
+
+def is_short(error: HobbitError) -> bool:
+    """Tells if lay_out() raised it for a lack of memory."""
+    return _SHORT in str(error) or "fit into memory" in str(error)
 
 
 def _needs(plan: MemoryPlan) -> str:

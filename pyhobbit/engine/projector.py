@@ -3,9 +3,9 @@
 
 from pathlib import Path
 
-from pyhobbit.engine.llama import log, opening
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.loading import log, opening
 from pyhobbit.native.ffi import llama, multimodal, projector_sizes
 from pyhobbit.native.machine import trimmed_heap
 from pyhobbit.settings.config import EngineConfig

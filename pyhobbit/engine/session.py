@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit.engine.closing import Closing
-from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, ctrl_c_waits, log, opening
+from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, ctrl_c_waits
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.loading import log, opening
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.ffi import last_error, lib, llama
 from pyhobbit.settings.config import EngineConfig, Setting

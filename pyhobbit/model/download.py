@@ -31,11 +31,19 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
 
-from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import model_stem, split_name
+from pyhobbit.errors import ConfigError, HobbitError, LoadError
+from pyhobbit.model.file_names import (
+    COMPANIONS,
+    MISTRALS_OWN,
+    in_pieces,
+    is_gguf,
+    model_stem,
+    part_names,
+    raw_pieces,
+)
 from pyhobbit.model.gguf_file import GgufFile, parse_head
 from pyhobbit.model.labels import is_first, is_model, matching, the_one
-from pyhobbit.model.names import COMPANIONS, parse_repository
+from pyhobbit.model.names import parse_repository
 from pyhobbit.settings.config import format_size
 
 # The first of these that a repository has is taken where no QUANT is named, as in llama.cpp.
@@ -94,8 +102,19 @@ class Repo:
                 data += b"".join([more, *islice(chunks, len(data) // _HEAD_STEP)])  # twice as much
                 found = parse_head(Path(file), data, size)
         if found is None:
-            raise HobbitError(f"{file} of {self.name} has no readable header; choose another QUANT")
+            raise LoadError(f"{file} of {self.name} has no readable header; choose another QUANT")
         return found
+
+    def check(self, first: str, sizes: Mapping[str, int]) -> list[GgufFile]:
+        """The headers of a model's parts. Raises LoadError where this build cannot load it, HobbitError.
+
+        sizes: bytes by file.
+        """
+        from pyhobbit.model.loading import check_known  # loads the libraries
+
+        files = [self.head(part, sizes[part]) for part in own_parts(self.name, first, sizes)]
+        check_known(files)
+        return files
 
 
 def fetch(
@@ -114,7 +133,7 @@ def fetch(
     repo = Repo(user_and_name, endpoint, cache)
 
     path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
-    return path if path.name.lower().endswith(".gguf") else path.parent
+    return path if is_gguf(path) else path.parent
 
 
 def fetch_file(
@@ -155,7 +174,10 @@ def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]], local_dir
     except UnreachableError as e:
         return _from_cache(repo, choose, e)
     files = choose(sizes)
-    _check_space(repo, {file: sizes[file] for file in files if not repo.cached(file)})
+    missing = {file: sizes[file] for file in files if not repo.cached(file)}
+    if is_model(files[0]) and files[0] in missing:
+        repo.check(files[0], sizes)
+    _check_space(repo, missing)
     first, *_ = [_download(repo, file, sizes[file], local_dir) for file in files]
     return first
 
@@ -217,11 +239,17 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
     kinds = ([file for file in sorted(files) if re.fullmatch(kind, file)] for kind in _WEIGHTS)
     weights = next(filter(None, kinds), [])
     if checkpoint and quant is None and weights:
+        if all(each.startswith("consolidated") for each in weights):
+            raise HobbitError(MISTRALS_OWN.format(repo.name))
         return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
     if (
         quant is not None and quant in files and is_first(quant)
     ):  # the file itself, also a draft's or a projector
         return whole(repo.name, quant, files)
+    if quant is not None:
+        for joined, pieces in raw_pieces(files).items():
+            if matching(repo.name, [joined], quant):
+                raise HobbitError(f"{repo.name}: {in_pieces(joined, pieces)}")
     return whole(repo.name, _pick(repo, models_of(repo, files), quant), files)
 
 
@@ -232,6 +260,8 @@ def models_of(repo: Repo, files: Collection[str]) -> list[str]:
     if any(re.fullmatch(kind, file) for kind in _WEIGHTS for file in files):
         hint = "convert its checkpoint first with: pyhobbit convert --hf-repo"
         raise HobbitError(f"{repo.name} has no GGUF file; {hint} {repo.name}")
+    for joined, pieces in raw_pieces(files).items():
+        raise HobbitError(f"{repo.name}: {in_pieces(joined, pieces)}")
     raise HobbitError(f"{repo.name} holds no model: neither a GGUF file nor safetensors")
 
 
@@ -242,16 +272,19 @@ def _pick(repo: Repo, models: list[str], quant: str | None) -> str:
     return next(wanted, models[0])
 
 
+def own_parts(repo: str, first: str, files: Collection[str]) -> list[str]:
+    """A GGUF of a repository with its other parts. Raises HobbitError as whole() does."""
+    return [part for part in whole(repo, first, files) if not part.lower().endswith(COMPANIONS)]
+
+
 def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
     """A GGUF of a repository with its other parts, its sidecar and its calibration.
 
     first: its first part.  Raises HobbitError where a part is not among the files.
     """
-    split = split_name(Path(first))
-    folder = first.removesuffix(first.rpartition("/")[2])
-    parts = [first]
-    if split is not None:
-        parts = [f"{folder}{split[0]}-{i:05d}-of-{split[2]:05d}.gguf" for i in range(1, split[2] + 1)]
+    name = first.rpartition("/")[2]
+    folder = first.removesuffix(name)
+    parts = [folder + part for part in part_names(name)]
     missing = [part for part in parts if part not in files]
     if missing:
         raise HobbitError(f"{repo} lacks {missing[0]}, a part of {first}; choose another QUANT")

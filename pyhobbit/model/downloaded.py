@@ -11,9 +11,9 @@ from huggingface_hub.errors import CacheNotFound
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import other_programs
 from pyhobbit.model.download import is_complete, whole
-from pyhobbit.model.file_names import is_model_file, is_model_name
+from pyhobbit.model.file_names import is_gguf, is_model_file, is_model_name
 from pyhobbit.model.labels import is_first, label, matching, the_one
-from pyhobbit.model.names import COMPANIONS, parse_repository
+from pyhobbit.model.names import parse_repository
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
@@ -51,11 +51,15 @@ def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
     return sorted(models, key=lambda model: model.name.lower())
 
 
-def models_in(folder: Path, pattern: str = "**/*.gguf") -> list[LocalModel]:
+def models_in(folder: Path, pattern: str = "**/*") -> list[LocalModel]:
     """The GGUF models in a folder and those below it, as far as the pattern goes. Raises HobbitError."""
     if not folder.is_dir():
         raise HobbitError(f"{folder} is not a folder; give one that holds GGUF files")
-    paths = {str(path.relative_to(folder)): path for path in folder.glob(pattern) if path.is_file()}
+    paths = {
+        str(path.relative_to(folder)): path
+        for path in folder.glob(pattern)
+        if is_gguf(path) and path.is_file()
+    }
     return [
         LocalModel(
             name=str(paths[first]),
@@ -78,7 +82,9 @@ def models_of_programs() -> list[LocalModel]:
     ]
     for name, path in other_programs.ollama_models():
         found.append(LocalModel(name, path, path.stat().st_size, path.stat().st_atime, "ollama"))
-    return [model for model in found if other_programs.is_moe(model.path)]
+    forms = {model.path: other_programs.moe_form(model.path) for model in found}
+    moe = (model for model in found if forms[model.path] is not None)
+    return [replace(model, program=f"{model.program}{forms[model.path]}") for model in moe]
 
 
 def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
@@ -101,7 +107,7 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     doomed = {part: files[part] for first in chosen for part in whole(repo.repo_id, first, files)}
     versions = [version for part in doomed.values() for version in part]
     blobs = {version.blob_path: version.size_on_disk for version in versions}
-    if any(file.endswith(_WEIGHTS) and file not in doomed for file in files):
+    if any(file.lower().endswith(_WEIGHTS) and file not in doomed for file in files):
         for path in (*(version.file_path for version in versions), *blobs):
             path.unlink(missing_ok=True)
     else:
@@ -136,7 +142,7 @@ def _models(paths: Mapping[str, Path]) -> list[str]:
 
 
 def _is_model(name: str, path: Path) -> bool:
-    if not is_first(name) or name.endswith(COMPANIONS):
+    if not is_first(name):
         return False
     try:
         return is_model_file(path)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""How a model's files are named: splits, sidecar, calibration, options, and files that are no model.
+"""How a model's files are named: splits, sidecar, calibration, options; which files are no model.
 
 Imports nothing large.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+from pyhobbit.native.files import open_regular
+
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+_PIECE = re.compile(r"(.+\.gguf)\.(?:part|split)-?(?:\d+of\d+|\d+|[a-z]{1,2})", re.IGNORECASE)
 _QUANT = r"(?:I?Q\d\w*|TQ\d\w*|(?:MX|NV)FP\d\w*|BF16|FP?16|FP?32)(?![^\W_])"
 QUANT = re.compile(rf"(?<![^\W_])(?:(?:UD|i1?)-)?{_QUANT}", re.IGNORECASE)
 """A quantisation in a name, with the marks that makers put before it."""
@@ -15,15 +19,44 @@ QUANT = re.compile(rf"(?<![^\W_])(?:(?:UD|i1?)-)?{_QUANT}", re.IGNORECASE)
 EXACT = "-exact"
 """Ends a model's second name, under which a server answers in high precision alone."""
 
+MISTRALS_OWN = (
+    "{} is in Mistral's own form (params.json, consolidated.safetensors): take the model in the form of "
+    "Hugging Face, with config.json and model.safetensors"
+)
+
 # The place of a mark decides: "M-imatrix-Q4_K_M" and "M-mtp-Q6_K" are models.
 _DRAFT = r"(?:mtp|eagle3?|dflash|dspark|draft)(?![^\W_]).*"
 _PROJECTOR = rf"mmproj(?![^\W_]).*|.*(?<![^\W_])mmproj(?:[-_.](?:model|{_QUANT}))*"
 _MATRIX = rf"imatrix(?![^\W_]).*|.*\.imatrix|(?!.*{QUANT.pattern}).*[-_]imatrix"
+CALIBRATION = ".calibration.gguf"
+COMPANIONS = (".hobbit.gguf", CALIBRATION)
+"""Endings of the files beside a model: its sidecar and its calibration."""
+
 # Values of general.type and general.architecture, which stand at a header's start.
-HEADER_BYTES = 1 << 16
-_OTHER_TYPES = (b"mmproj", b"clip", b"imatrix", b"adapter", b"eagle3", b"dflash")
-_OTHERS = b"|".join(bytes([len(each)]) + bytes(7) + each for each in _OTHER_TYPES)
-OTHER_HEADER = re.compile(rb"general\.(?:type|architecture)\x08\0{3}(?:%b)" % _OTHERS)
+_HEADER_BYTES = 1 << 16
+_OWN_TYPES = (b"hobbit-sidecar", b"hobbit-calibration")
+_OTHER_TYPES = (b"mmproj", b"clip", b"imatrix", b"adapter", b"eagle3", b"dflash", *_OWN_TYPES)
+_OTHERS = b"|".join(re.escape(bytes([len(each)]) + bytes(7) + each) for each in _OTHER_TYPES)
+_OTHER_HEADER = re.compile(rb"general\.(?:type|architecture)\x08\0{3}(?:%b)" % _OTHERS)
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Tells by the ending, in any case."""
+    return str(path).lower().endswith(".gguf")
+
+
+def raw_pieces(names: Iterable[str]) -> dict[str, list[str]]:
+    """The raw pieces of GGUFs among the names, such as M.gguf.part1of2, by the name of the whole."""
+    pieces: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda each: (len(each), each)):
+        if match := _PIECE.fullmatch(name):
+            pieces.setdefault(match[1], []).append(name)
+    return pieces
+
+
+def in_pieces(whole: str, pieces: Sequence[str]) -> str:
+    """The sentence about such a GGUF."""
+    return f"{whole} lies in {len(pieces)} pieces; join them with: cat {' '.join(pieces)} > {whole}"
 
 
 def split_name(path: Path) -> tuple[str, int, int] | None:
@@ -32,24 +65,44 @@ def split_name(path: Path) -> tuple[str, int, int] | None:
     return (match[1], int(match[2]), int(match[3])) if match else None
 
 
+def part_names(name: str) -> list[str]:
+    """All parts of the split model that one is of, in order; the name itself where it is none's."""
+    if (match := _SPLIT.fullmatch(name)) is None:
+        return [name]
+    return [f"{match[1]}-{i:05d}-of-{match[3]}{match[4]}" for i in range(1, int(match[3]) + 1)]
+
+
 def model_stem(model: Path) -> str:
     """The name of a model's file without .gguf and without the number of a split."""
     split = split_name(model)
-    return split[0] if split else model.name.removesuffix(".gguf")
+    return split[0] if split else model.name[:-5] if is_gguf(model) else model.name
 
 
 def is_model_name(name: str) -> bool:
-    """False for the name of a draft, projector or importance matrix in GGUF."""
+    """False for the name of a companion, a draft, a projector or an importance matrix in GGUF."""
+    if name.lower().endswith(COMPANIONS):
+        return False
     return not re.fullmatch(f"{_DRAFT}|{_PROJECTOR}|{_MATRIX}", model_stem(Path(name)), re.IGNORECASE)
 
 
 def is_model_file(path: Path) -> bool:
     """The same by the header where it tells; that of a draft is like its model's. Raises OSError."""
-    with path.open("rb") as file:
-        head = file.read(HEADER_BYTES)
+    head = read_head(path)
     if b"general.architecture" not in head:
-        return not OTHER_HEADER.search(head) and is_model_name(path.name)
-    return not (OTHER_HEADER.search(head) or re.fullmatch(_DRAFT, model_stem(path), re.IGNORECASE))
+        return not is_other(head) and is_model_name(path.name)
+    is_named = path.name.lower().endswith(COMPANIONS) or re.fullmatch(_DRAFT, model_stem(path), re.IGNORECASE)
+    return not (is_other(head) or is_named)
+
+
+def read_head(path: Path) -> bytes:
+    """Reads the bytes that tell the kind of a GGUF. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read(_HEADER_BYTES)
+
+
+def is_other(head: bytes) -> bool:
+    """True for what comes with a model, from read_head()."""
+    return _OTHER_HEADER.search(head) is not None
 
 
 def sidecar_path(base: Path) -> Path:

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
 
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.quantize import GgmlType, dequantize, type_by_id
+from pyhobbit.native.files import open_regular
 
 _MAX_NAME = 63  # GGML_MAX_NAME less the terminating zero
 _MAX_DIMS = 4
@@ -118,6 +119,10 @@ class _DamagedError(Exception):
     """Damage found in the bytes; becomes a HobbitError that names the file."""
 
 
+class _UnknownError(Exception):
+    """A thing that only other programs know; becomes a LoadError that names the file."""
+
+
 class _Cursor:
     """Reads little-endian values off a buffer, never past its end."""
 
@@ -148,7 +153,7 @@ class _Cursor:
         try:
             return GGUFValueType(number)
         except ValueError as error:
-            raise _DamagedError(f"its header has a value of unknown type {number}") from error
+            raise _UnknownError(f"its header has a value of type {number}") from error
 
     def value(self, value_type: GGUFValueType) -> Any:
         if value_type in _SCALARS:
@@ -168,7 +173,7 @@ class _Cursor:
             for _ in range(n):
                 self.skip(self.scalar("Q"))
         else:
-            raise _DamagedError("its header has an array of arrays")
+            raise _UnknownError("its header has an array of arrays")
 
     def copy(self, start: int) -> bytes:
         return self._buffer[start : self.position]
@@ -177,15 +182,15 @@ class _Cursor:
 def read_gguf(path: Path) -> GgufFile:
     """Reads and checks the header of a GGUF file; of the data, only that it is all there.
 
-    Raises HobbitError if the file is no GGUF, is damaged or is truncated.
+    Raises LoadError if the file is no GGUF, is damaged or truncated, or has what only other programs know.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             return _parse(path, buffer, len(buffer))
     except _DamagedError as error:
-        raise HobbitError(f"{path} is damaged: {error}; download or copy it again") from error
+        raise LoadError(f"{path} is damaged: {error}; download or copy it again") from error
     except ValueError as error:  # mmap refuses an empty file
-        raise HobbitError(f"{path} is empty: download or copy it again") from error
+        raise LoadError(f"{path} is empty: download or copy it again") from error
     except OSError as error:
         raise HobbitError(f"cannot read {path}: {error.strerror}") from error
 
@@ -193,7 +198,7 @@ def read_gguf(path: Path) -> GgufFile:
 def parse_head(path: Path, data: bytes, size: int) -> GgufFile | None:
     """The header of a file of `size` bytes that begins with `data`; None if that is not all of it.
 
-    Raises HobbitError.
+    Raises LoadError.
     """
     try:
         return _parse(path, data, size)
@@ -204,18 +209,25 @@ def parse_head(path: Path, data: bytes, size: int) -> GgufFile | None:
 def _parse(path: Path, buffer: bytes | mmap.mmap, size: int) -> GgufFile:
     cursor = _Cursor(buffer)
     if len(buffer) < 4 or cursor.scalar("I") != GGUF_MAGIC:
-        raise HobbitError(f"{path} is not a GGUF file")
+        raise LoadError(f"{path} is not a GGUF file")
     version = cursor.scalar("I")
+    if not version & 0xFFFF:
+        raise LoadError(f"{path} is for big-endian machines: convert it anew, or take another file")
     if version not in (2, GGUF_VERSION):
-        raise HobbitError(f"{path} is GGUF version {version}, but only 2 and {GGUF_VERSION} can be read")
+        raise LoadError(f"{path} is GGUF version {version}, but only 2 and {GGUF_VERSION} can be read")
     n_tensors, n_metadata = cursor.scalar("Q"), cursor.scalar("Q")
-    metadata = _parse_metadata(cursor, n_metadata)
-    alignment = GGUF_DEFAULT_ALIGNMENT
-    if "general.alignment" in metadata:
-        alignment = metadata["general.alignment"].value()
-    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise _DamagedError(f"its alignment is {alignment}, not a power of two")
-    placements = [_parse_tensor(cursor) for _ in range(n_tensors)]
+    try:
+        metadata = _parse_metadata(cursor, n_metadata)
+        alignment = GGUF_DEFAULT_ALIGNMENT
+        if "general.alignment" in metadata:
+            alignment = metadata["general.alignment"].value()
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise _DamagedError(f"its alignment is {alignment}, not a power of two")
+        placements = [_parse_tensor(cursor) for _ in range(n_tensors)]
+    except _UnknownError as error:
+        raise LoadError(
+            f"{path} cannot be read: {error}; take another quantisation, or a newer pyhobbit"
+        ) from error
     tensors = _place_tensors(path, size, placements, align(cursor.position, alignment), alignment)
     return GgufFile(path, size, metadata, tensors)
 
@@ -241,7 +253,7 @@ def _parse_tensor(cursor: _Cursor) -> Placement:
     type_id = cursor.scalar("I")
     ggml_type = type_by_id(type_id)
     if ggml_type is None:
-        raise _DamagedError(f"tensor {name!r} has the unknown type {type_id}")
+        raise _UnknownError(f"tensor {name!r} has the type {type_id}, perhaps one of ik_llama.cpp's own")
     if ne[0] % ggml_type.block:
         raise _DamagedError(
             f"tensor {name!r} has rows of {ne[0]} values, not whole blocks of {ggml_type.name}"
@@ -262,7 +274,7 @@ def _place_tensors(
             raise _DamagedError(f"tensor {name!r} is said to lie at {offset}, not at {expected}")
         end = tensor.offset + tensor.nbytes
         if end > file_size:
-            raise HobbitError(
+            raise LoadError(
                 f"{path} is truncated: tensor {name!r} ends at byte {end}, the file at {file_size}; "
                 "download or copy it again"
             )

@@ -7,19 +7,18 @@ from itertools import takewhile
 from pathlib import Path
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.file_names import QUANT, is_model_name, model_stem, split_name
-from pyhobbit.model.names import COMPANIONS
+from pyhobbit.model.file_names import QUANT, is_gguf, is_model_name, model_stem, split_name
 
 
 def is_first(file: str) -> bool:
     """Tells if it is a GGUF, and no later part of one."""
     split = split_name(Path(file))
-    return file.lower().endswith(".gguf") and (not split or split[1] == 1)
+    return is_gguf(file) and (not split or split[1] == 1)
 
 
 def is_model(file: str) -> bool:
     """Tells if a path names the first or only file of a model."""
-    return is_first(file) and not file.endswith(COMPANIONS) and is_model_name(Path(file).name)
+    return is_first(file) and is_model_name(Path(file).name)
 
 
 def label(repo: str, file: str, models: Collection[str] = ()) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The headers of a MoE model's files, and its routers."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from pyhobbit.errors import HobbitError
-from pyhobbit.model.file_names import calibration_path, sidecar_path, split_name
+from pyhobbit.errors import HobbitError, LoadError
+from pyhobbit.model.file_names import calibration_path, part_names, sidecar_path, split_name
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_floats, read_gguf
 from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
 from pyhobbit.settings.config import Setting
+
+SEPARATE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
+_OLLAMAS_TENSOR = re.compile(r"v\..*|mm\..*|blk\.\d+\.ssm_dt")
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     Raises HobbitError if a file is damaged or missing, or if the model has no routed experts.
     """
     files, described = model_files(path, sidecar)
+    check_form(files)
     tiers = read_tiers(described)
     everything = [tensor for file in files for tensor in file.tensors]
     # tensors under llama.cpp's own names
@@ -173,7 +178,11 @@ def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
     from pyhobbit.settings.resolve import c_settings
 
     given, model = c_settings(settings), ffi.new("hobbit_model **")
-    check(lib.hobbit_open, bytes(path), given, len(settings), model)
+    try:
+        check(lib.hobbit_open, bytes(path), given, len(settings), model)
+    except HobbitError:
+        check_form(model_parts(path))  # says more about the files of other programs
+        raise
     info = ffi.new("struct hobbit_info *")
     if model[0]:
         lib.hobbit_get_info(model[0], info)
@@ -196,17 +205,18 @@ def model_files(path: Path, sidecar: Path | None = None) -> tuple[list[GgufFile]
 def model_parts(path: Path) -> list[GgufFile]:
     """The headers of a model's own files, in order. Raises HobbitError if one is damaged or missing."""
     file = read_gguf(path)
-    count = file.get("split.count", 0)
+    count, own = file.get("split.count", 0), file.get("split.no", 0)
     if count <= 1:
         return [file]
+    if own:
+        raise HobbitError(f"'{path}' is part {own + 1} of a split model: give its first part")
     from pyhobbit.native.ffi import first_part
 
     first = first_part(path)
     split = split_name(first)
     if split is None or split[2] != count:
         raise HobbitError(f"{path} is one of {count} splits, but not named NAME-00001-of-{count:05d}.gguf")
-    names = (f"{split[0]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
-    paths = [first.with_name(name) for name in names]
+    paths = [first.with_name(name) for name in part_names(first.name)]
     for missing in (path for path in paths if not path.exists()):
         raise HobbitError(f"a split of the model is missing: {missing}")
     files = [read_gguf(path) for path in paths]
@@ -218,6 +228,25 @@ def model_parts(path: Path) -> list[GgufFile]:
     if n_tensors != n_expected:
         raise HobbitError(f"the splits of {path} hold {n_tensors} tensors, not {n_expected}")
     return files
+
+
+def check_form(files: Sequence[GgufFile]) -> None:
+    """Raises LoadError for models in a form that llama.cpp does not load, though they are whole."""
+    keys, names = files[0].metadata, [tensor.name for file in files for tensor in file.tensors]
+    path = files[0].path
+    if any(map(SEPARATE_EXPERT.fullmatch, names)):
+        raise LoadError(
+            f"{path} has one tensor per expert, as llama.cpp once wrote them: pyhobbit convert stacks them"
+        )
+    sections = next((key for key in keys if key.endswith(".rope.dimension_sections")), None)
+    if (
+        files[0].get("general.architecture", "") == "gptoss"
+        or (sections and len(keys[sections].value()) == 3)
+        or any(map(_OLLAMAS_TENSOR.fullmatch, names))
+    ):
+        raise LoadError(
+            f"{path} is in Ollama's own form, which llama.cpp does not load: take the model from Hugging Face"
+        )
 
 
 def expert_bytes(parts: Iterable[GgufFile]) -> list[int]:

@@ -7,11 +7,15 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import HEADER_BYTES, OTHER_HEADER, is_model_name
-
-_CALIBRATION = ".calibration.gguf"
-COMPANIONS = (".hobbit.gguf", _CALIBRATION)
-"""Endings of the files beside a model: its sidecar and its calibration."""
+from pyhobbit.model.file_names import (
+    CALIBRATION,
+    in_pieces,
+    is_gguf,
+    is_model_name,
+    is_other,
+    raw_pieces,
+    read_head,
+)
 
 _MAX_NAMES = 5
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^:]+)?")
@@ -37,7 +41,7 @@ def repository_in(model: str) -> str | None:
         return _repository_of_page(page[1], model)
     if _ADDRESS.match(model):
         raise ConfigError(f"{model} is not an address on Hugging Face; download the file and give its path")
-    is_name = _REPOSITORY.fullmatch(model) and (":" in model or not model.endswith(".gguf"))
+    is_name = _REPOSITORY.fullmatch(model) and (":" in model or not is_gguf(model))
     folder = Path(model).parent
     return model if is_name and not Path(model).exists() and not folder.is_dir() else None
 
@@ -47,7 +51,8 @@ def _repository_of_page(path: str, address: str) -> str:
     path = re.sub(r"[?#].*", "", unquote(path)).strip("/")
     if _REPOSITORY.fullmatch(path):
         return path
-    page = re.fullmatch(r"([^/]+/[^/]+)/(?:tree/main(?:/.*)?|(?:blob|resolve)/main/(.+\.gguf))", path)
+    of_file = r"(?:blob|resolve)/main/(.+\.(?i:gguf))"
+    page = re.fullmatch(rf"([^/]+/[^/]+)/(?:tree/main(?:/.*)?|{of_file})", path)
     if page is None:
         raise ConfigError(
             f"{address} is neither the page of a model nor that of a GGUF file in its newest version; "
@@ -62,11 +67,14 @@ def check_model_file(path: Path) -> None:
         is_checkpoint = (path / "config.json").exists()
         convert = f"; convert this checkpoint first with: pyhobbit convert {path}" if is_checkpoint else ""
         raise HobbitError(f"{path} is a folder; give a GGUF file{suggestion(path) or convert}")
+    if path.parent.is_dir() and (path.suffix.lower() != ".gguf" or not path.exists()):
+        for whole, pieces in raw_pieces(each.name for each in path.parent.iterdir()).items():
+            if path.name in (whole, *pieces):
+                raise HobbitError(in_pieces(whole, pieces))
     if path.exists() and not path.is_file():
         raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:
-        with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
+        head = read_head(path)
     except FileNotFoundError:
         hint = suggestion(path.parent, path.name)
         if ":" in path.name:
@@ -78,12 +86,12 @@ def check_model_file(path: Path) -> None:
         raise HobbitError(
             f"{path} is not a GGUF file; make one from a checkpoint with: pyhobbit convert FOLDER"
         )
-    if OTHER_HEADER.search(head):
+    if path.name.lower().endswith(CALIBRATION):
+        model = path.name[: -len(CALIBRATION)] + ".gguf"
+        raise HobbitError(f"{path} holds only settings of {model}; give that file")
+    if is_other(head):
         uses = "a projector for --mmproj or an importance matrix for convert --imatrix"
         raise HobbitError(f"{path} is no model but comes with one, like {uses}; give the model")
-    if path.name.endswith(_CALIBRATION):
-        model = path.name.removesuffix(_CALIBRATION) + ".gguf"
-        raise HobbitError(f"{path} holds only settings of {model}; give that file")
 
 
 def suggestion(folder: Path, name: str = "") -> str:
@@ -91,8 +99,8 @@ def suggestion(folder: Path, name: str = "") -> str:
     if not folder.is_dir():
         return f", nor does the folder {folder}"
     try:
-        files = (path.name for path in folder.iterdir() if path.suffix == ".gguf" and path.exists())
-        names = sorted(file for file in files if not file.endswith(COMPANIONS) and is_model_name(file))
+        files = (path.name for path in folder.iterdir() if is_gguf(path) and path.exists())
+        names = sorted(filter(is_model_name, files))
     except OSError:
         return ""
     near = get_close_matches(name, names, n=3, cutoff=0.75)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import HobbitError, LoadError
+from pyhobbit.model.file_names import is_gguf
 
 _LAYER = "application/vnd.ollama.image.model"
 _HOST, _USER, _TAG = "registry.ollama.ai", "library", "latest"
@@ -32,7 +33,7 @@ def lm_studio_folders() -> list[Path]:
 def find(name: str) -> Path | None:
     """The file of a model that ollama or LM Studio calls so; None where none of them has it."""
     with suppress(OSError, ValueError):  # a name of zeros, or of a folder that is not ours
-        for folder in lm_studio_folders() if name.endswith(".gguf") and not Path(name).is_absolute() else ():
+        for folder in lm_studio_folders() if is_gguf(name) and not Path(name).is_absolute() else ():
             if (folder / name).is_file():
                 return folder / name
         *above, last = name.split("/")
@@ -57,15 +58,23 @@ def ollama_models() -> Iterator[tuple[str, Path]]:
                 yield f"{above}{model}:{tag}", blob
 
 
-def is_moe(path: Path) -> bool:
-    """True for a GGUF file with routed experts."""
+def moe_form(path: Path) -> str | None:
+    """Nothing for a GGUF file with routed experts, or words about its form; None for other files."""
     from pyhobbit.model.gguf_file import read_gguf  # takes a while to import
+    from pyhobbit.model.model_file import check_form
 
     try:
-        keys = read_gguf(path).metadata
+        file = read_gguf(path)
     except HobbitError:
-        return False
-    return any(key.endswith(".expert_count") and keys[key].value() for key in keys)
+        return None
+    keys = file.metadata
+    if not any(key.endswith(".expert_count") and keys[key].value() for key in keys):
+        return None
+    try:
+        check_form([file])
+    except LoadError:
+        return ", in a form that cannot be loaded"
+    return ""
 
 
 def _blob(folder: Path, manifest: Path) -> Path | None:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from pyhobbit.errors import HobbitError
-from pyhobbit.model.download import Repo, UnreachableError, is_complete, models_of, whole
+from pyhobbit.errors import HobbitError, LoadError
+from pyhobbit.model.download import Repo, UnreachableError, is_complete, models_of, own_parts
 from pyhobbit.model.gguf_file import GgufFile
 from pyhobbit.model.labels import label
-from pyhobbit.model.names import COMPANIONS
 from pyhobbit.model.tiers import routed_part, tiered_part
 from pyhobbit.native.files import temporary_file, write_text
 from pyhobbit.native.machine import measure_disk, memory_limit
@@ -140,25 +139,42 @@ def choices(repo: Repo, files: Mapping[str, int], machine: Machine) -> list[Choi
     """The quantisations of its MoE model, the smallest first. files: Repo.sizes(). Raises HobbitError."""
     models = models_of(repo, files)
     complete = [file for file in models if is_complete(file, files)] or models[:1]
-    every = {file: whole(repo.name, file, files) for file in complete}
-    parts = {file: [part for part in every[file] if not part.endswith(COMPANIONS)] for file in complete}
+    parts = {file: own_parts(repo.name, file, files) for file in complete}
     sizes = {file: sum(files[part] for part in parts[file]) for file in parts}
     labels = {file: label(repo.name, file, models) for file in parts}
 
     def rank(file: str) -> tuple[int, float]:  # few requests, and exact figures where memory ends
         return len(parts[file]), abs(math.log((1 + sizes[file]) / machine.memory))
 
-    read = min(parts, key=rank)
-    known = weights_of([repo.head(part, files[part]) for part in parts[read]], sizes[read])
-    if not known.experts:
-        texts = ", ".join(f"{labels[file]} ({format_size(size)})" for file, size in sizes.items())
-        raise HobbitError(f"{repo.name} is dense, so all of it must fit into memory; it has {texts}")
-    found = []
-    for file, size in sizes.items():
-        weights = known.scaled(size)
-        share = max(0.0, weights.share(machine.memory))
-        found.append(Choice(labels[file], size, 8 * size / known.n, share, weights.speed(machine)))
-    return sorted(found, key=lambda each: each.size)
+    headers: dict[str, list[GgufFile]] = {}
+    errors: list[LoadError] = []
+
+    def loads(file: str) -> bool:
+        try:
+            headers[file] = headers.get(file) or repo.check(file, files)
+        except LoadError as e:
+            print(f"pyhobbit: left out  {e}", file=sys.stderr)
+            errors.append(e)
+            del sizes[file]
+        return file in headers
+
+    while sizes:  # until the recommended one can be loaded
+        if loads(read := min(sizes, key=rank)):
+            known = weights_of(headers[read], sizes[read])
+            if not known.experts:
+                texts = ", ".join(f"{labels[file]} ({format_size(size)})" for file, size in sizes.items())
+                raise HobbitError(f"{repo.name} is dense, so all of it must fit into memory; it has {texts}")
+            found = {_choice(labels[file], size, known, machine): file for file, size in sizes.items()}
+            ordered = sorted(found, key=lambda each: each.size)
+            if not any(each.speed for each in found) or loads(found[best(ordered)]):
+                return ordered
+    raise errors[0]
+
+
+def _choice(name: str, size: int, known: Weights, machine: Machine) -> Choice:
+    weights = known.scaled(size)
+    share = max(0.0, weights.share(machine.memory))
+    return Choice(name, size, 8 * size / known.n, share, weights.speed(machine))
 
 
 def best(found: Sequence[Choice]) -> Choice:
@@ -211,6 +227,8 @@ def recommended(name: str, *, endpoint: str | None = None, cache: Path | None = 
     machine = this_machine()
     try:
         found = choices(repo, files, machine)
+    except LoadError:
+        raise
     except HobbitError as e:
         print(f"pyhobbit: {e}", file=sys.stderr)
         return name

@@ -195,8 +195,6 @@ class Evaluator(Closing):
         self._opened().cache.set_thresholds()
         for i, chunk in enumerate(chunks):
             kept[i] = self._scored_logits(chunk)
-            if np.isnan(kept[i]).any():
-                raise HobbitError(f"{self._path} computes NaN on this text: its weights are damaged")
             if progress is not None:
                 progress(len(chunk))
         return kept

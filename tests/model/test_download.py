@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 from conftest import TINY_MODEL
-from fake_hub import Hub, serving
+from fake_hub import Hub, gguf, serving
 from huggingface_hub import hf_hub_download
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import download
 from pyhobbit.model.download import fetch, fetch_file
 
-BIG = os.urandom(12 << 20)
+BIG = gguf("big") + os.urandom(12 << 20)
 
 REPOS = {
     "user/many": {
         "README.md": b"text",
-        "Model-Q8_0.gguf": b"GGUF q8",
-        "Model-q4_k_m.gguf": b"GGUF q4",
-        "Model-UD-IQ2_XXS.gguf": b"GGUF iq2",
-        "mmproj-F16.gguf": b"GGUF mmproj",
-        "imatrix.gguf": b"GGUF imatrix",
+        "Model-Q8_0.gguf": gguf("q8"),
+        "Model-q4_k_m.gguf": gguf("q4"),
+        "Model-UD-IQ2_XXS.gguf": gguf("iq2"),
+        "mmproj-F16.gguf": gguf("mmproj"),
+        "imatrix.gguf": gguf("imatrix"),
     },
     "user/split": {
-        "Q6_K/Model-Q6_K-00002-of-00003.gguf": b"GGUF 2",
-        "Q6_K/Model-Q6_K-00003-of-00003.gguf": b"GGUF 3",
-        "Q6_K/Model-Q6_K-00001-of-00003.gguf": b"GGUF 1",
+        "Q6_K/Model-Q6_K-00002-of-00003.gguf": gguf("2"),
+        "Q6_K/Model-Q6_K-00003-of-00003.gguf": gguf("3"),
+        "Q6_K/Model-Q6_K-00001-of-00003.gguf": gguf("1"),
     },
-    "user/torn": {"Model-Q4_0-00001-of-00002.gguf": b"GGUF 1"},
+    "user/torn": {"Model-Q4_0-00001-of-00002.gguf": gguf("1")},
     "user/big": {"Big.gguf": BIG},
     "user/checkpoint": {
         "config.json": b"{}",
@@ -43,12 +43,12 @@ REPOS = {
         "modeling_custom.py": b"code",
         "original/consolidated.pth": b"ab",
     },
-    "user/both": {"config.json": b"{}", "model.safetensors": b"a", "Model-Q4_0.gguf": b"GGUF q4_0"},
+    "user/both": {"config.json": b"{}", "model.safetensors": b"a", "Model-Q4_0.gguf": gguf("q4_0")},
     "user/tiers": {
-        "a/Model-Q4_0.gguf": b"GGUF q4_0",
-        "a/Model-Q4_0.hobbit.gguf": b"GGUF low",
-        "a/Model-Q4_0.calibration.gguf": b"GGUF keys",
-        "a/Model-Q8_0.calibration.gguf": b"GGUF other keys",
+        "a/Model-Q4_0.gguf": gguf("q4_0"),
+        "a/Model-Q4_0.hobbit.gguf": gguf("low"),
+        "a/Model-Q4_0.calibration.gguf": gguf("keys"),
+        "a/Model-Q8_0.calibration.gguf": gguf("other keys"),
     },
     "user/empty": {"README.md": b"text"},
 }
@@ -74,10 +74,10 @@ def _error(hub: Hub, cache: Path, name: str, checkpoint: bool = False) -> str:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("user/many", b"GGUF q4"),  # Q4_K_M
-        ("user/many:q8_0", b"GGUF q8"),
-        ("user/many:Iq2_xxs", b"GGUF iq2"),
-        ("user/both", b"GGUF q4_0"),  # neither Q4_K_M nor Q8_0: the first
+        ("user/many", gguf("q4")),  # Q4_K_M
+        ("user/many:q8_0", gguf("q8")),
+        ("user/many:Iq2_xxs", gguf("iq2")),
+        ("user/both", gguf("q4_0")),  # neither Q4_K_M nor Q8_0: the first
     ],
 )
 def test_the_quant_picks_the_file(hub: Hub, tmp_path: Path, name: str, content: bytes) -> None:
@@ -89,7 +89,7 @@ def test_all_parts_of_a_split_model_are_fetched(hub: Hub, tmp_path: Path) -> Non
     path = _fetch(hub, tmp_path, "user/split:Q6_K")
     assert path.name == "Model-Q6_K-00001-of-00003.gguf"
     parts = sorted(path.parent.iterdir())
-    assert [part.read_bytes() for part in parts] == [b"GGUF 1", b"GGUF 2", b"GGUF 3"]
+    assert [part.read_bytes() for part in parts] == [gguf("1"), gguf("2"), gguf("3")]
 
 
 def test_a_file_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_wrong_name_is_wrong_usage(hub: Hub, tmp_path: Path, name: str) -> Non
 
 def test_a_download_ends_where_more_comes_than_was_announced(tmp_path: Path) -> None:
     with (
-        serving(Hub({"u/m": {"Big.gguf": b"x" * 100_000}}, endless=("Big.gguf",))) as hub,
+        serving(Hub({"u/m": {"Big.gguf": gguf("big").ljust(100_000)}}, endless=("Big.gguf",))) as hub,
         pytest.raises(HobbitError, match=r"the download of Big\.gguf does not end at its 97\.7 KiB"),
     ):
         fetch("u/m", endpoint=hub.endpoint, cache=tmp_path)
@@ -231,17 +231,17 @@ def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
         where = {"endpoint": hub.endpoint, "cache": tmp_path / "cache"}
         return fetch_file(repo, pattern, additional, local_dir=local_dir, **where)
 
-    assert get("user/many", "*Q8_0.gguf").read_bytes() == b"GGUF q8"
+    assert get("user/many", "*Q8_0.gguf").read_bytes() == gguf("q8")
     folder = tmp_path / "here"
     path = get("user/split", "*Q6_K*.gguf", local_dir=folder)
     assert path == folder / "Q6_K" / "Model-Q6_K-00001-of-00003.gguf"
-    assert [each.read_bytes() for each in sorted(path.parent.iterdir())] == [b"GGUF 1", b"GGUF 2", b"GGUF 3"]
+    assert [each.read_bytes() for each in sorted(path.parent.iterdir())] == [gguf("1"), gguf("2"), gguf("3")]
     assert path.is_symlink()
     assert get("user/split", "*Q6_K*.gguf", local_dir=folder) == path
     path.unlink()
-    path.write_bytes(b"GGUF x")
+    path.write_bytes(gguf("x"))
     assert get("user/split", "*Q6_K*.gguf", local_dir=folder) == path
-    assert path.read_bytes() == b"GGUF x"  # as large as the repository's: it is left alone, as all files are
+    assert path.read_bytes() == gguf("x")  # as large as the repository's: it is left alone, as all files are
     path.write_bytes(b"mine")
     with pytest.raises(HobbitError, match=r"00001-of-00003.gguf exists and differs from the repository"):
         get("user/split", "*Q6_K*.gguf", local_dir=folder)

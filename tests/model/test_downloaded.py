@@ -4,22 +4,24 @@
 from pathlib import Path
 
 import pytest
-from fake_hub import Hub, serving
+from fake_hub import Hub, gguf, serving
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import fetch
 from pyhobbit.model.downloaded import downloaded_models, models_in, remove
+from pyhobbit.model.gguf_file import pack_header, string_entry
 
+EMPTY = pack_header([string_entry("general.architecture", "llama")], [], 32)
 PART = "big/M-Q8_0-0000{}-of-00002.gguf"
 REPOS = {
     "user/many": {
-        "M-Q4_K_M.gguf": b"GGUF" + b"4" * 96,
-        "M-Q4_K_M.hobbit.gguf": b"GGUF" + b"l" * 46,
-        PART.format(1): b"GGUF" + b"8" * 196,
-        PART.format(2): b"GGUF" + b"9" * 196,
+        "M-Q4_K_M.gguf": EMPTY.ljust(100, b"4"),
+        "M-Q4_K_M.hobbit.gguf": b"GGUF".ljust(50, b"l"),
+        PART.format(1): EMPTY.ljust(200, b"8"),
+        PART.format(2): EMPTY.ljust(200, b"9"),
         "mmproj-F16.gguf": b"GGUF",
     },
-    "user/same": {"a-F16.gguf": b"GGUF a", "b-F16.gguf": b"GGUF b"},
+    "user/same": {"a-F16.gguf": gguf("a"), "b-F16.gguf": gguf("b")},
 }
 
 
@@ -59,7 +61,7 @@ def test_one_model_is_deleted_and_the_others_stay(cache: Path) -> None:
     assert "user/many:Q8_0" not in _names(cache)
     assert len(_names(cache)) == 3
     left = sum(path.stat().st_size for path in cache.rglob("blobs/*") if path.is_file())
-    assert left == 150 + 12
+    assert left == 150 + 2 * len(gguf("a"))
     assert not [path for path in cache.rglob("*") if path.is_symlink() and not path.exists()]
 
 

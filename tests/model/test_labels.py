@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from fake_hub import Hub, serving
+from fake_hub import Hub, gguf, serving
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import fetch
@@ -120,7 +120,7 @@ def test_a_tag_that_names_none_or_several_lists_the_choices(files: list[str], ta
 def test_before_and_after_the_download_a_tag_is_the_same_model(tmp_path: Path) -> None:
     names = ["M-BF16.gguf", "M-F16.gguf", "M-IQ4_0.gguf", "M-Q4_0.gguf", "M-I-Compact.gguf", "M-Compact.gguf"]
     names += ["M-mtp-Q6_K.gguf", "UD-Q4_K_XL/M-UD-Q4_K_XL-00001-of-00001.gguf"]
-    files = {name: b"GGUF" + name.encode() for name in ["mtp-M-Q8_0.gguf", "mmproj-F16.gguf", *names]}
+    files = {name: gguf(name) for name in ["mtp-M-Q8_0.gguf", "mmproj-F16.gguf", *names]}
     tags = ["bf16", "F16", "IQ4_0", "Q4_0", "I-Compact", "Compact", "Q6_K", "Q4_K_XL"]
     with serving(Hub({"user/m": files})) as hub:
         for tag, name in zip(tags, names, strict=True):

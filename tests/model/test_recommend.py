@@ -73,8 +73,8 @@ class Shape:
             placements.append(Placement("per_layer_token_embd.weight", type_by_name("q4_k"), ne, offset))
             offset = align(offset + tensor_nbytes(type_by_name("q4_k"), ne), 32)
         keys = [
-            string_entry("general.architecture", "moe"),
-            scalar_entry("moe.expert_used_count", GGUFValueType.UINT32, self.n_used),
+            string_entry("general.architecture", "llama"),
+            scalar_entry("llama.expert_used_count", GGUFValueType.UINT32, self.n_used),
             string_entry("tokenizer.filler", "x" * 1_500_000),
         ]
         head = pack_header([] if part else keys, placements, 32)
@@ -208,12 +208,12 @@ def test_what_is_recommended_by_memory(hub: Hub, name: str) -> None:
 
 
 def test_one_request_is_enough_for_a_file(hub: Hub) -> None:
-    hub.served.clear()
+    hub.heads.clear()
     _choices(hub, "HauhauCS/Qwen3.6-35B-A3B-Uncensored", _machine(32))
-    assert hub.served == [("Qwen3.6-35B-A3B-Uncensored-Q6_K.gguf", 0)]
-    hub.served.clear()
+    assert hub.heads == ["Qwen3.6-35B-A3B-Uncensored-Q6_K.gguf"]
+    hub.heads.clear()
     _choices(hub, "unsloth/Kimi-K3-GGUF", _machine(64))
-    assert len(hub.served) == 3  # one for each part
+    assert len(hub.heads) == 3  # one for each part
 
 
 def test_the_estimate_by_hand(hub: Hub) -> None:

@@ -37,7 +37,9 @@ status gguf_file::read_header() {
         return status::error("cannot read '%s': %s", path_.c_str(), strerror(errno ? errno : EIO));
     }
     return gguf_ ? status()
-                 : status::error("'%s' is not a readable GGUF file: its header is damaged or cut short", path_.c_str());
+                 : status::error("'%s' is not a readable GGUF file: its header is cut short or damaged, or has "
+                                 "types that only another program knows",
+                                 path_.c_str());
 }
 
 status gguf_file::open(const std::string & path) {

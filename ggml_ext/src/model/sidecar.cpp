@@ -22,7 +22,8 @@ std::string sidecar_base_name(const gguf_file & sidecar) {
 }
 
 std::string beside_model(const std::string & model_path, const char * suffix) {
-    static const std::regex ending("(-\\d{5}-of-\\d{5})?\\.gguf$"); // also the ending of a part of a split model
+    static const std::regex ending("(-\\d{5}-of-\\d{5})?\\.gguf$", // also of a part of a split model
+                                   std::regex::ECMAScript | std::regex::icase);
     return std::regex_replace(model_path, ending, "") + suffix;
 }
 
