@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: MIT
 """Errors in place of what llama.cpp does: it ends the process, or goes on without a word."""
 
-from collections.abc import Callable, Iterator, Sequence
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Real
 from threading import RLock
 from typing import Any
 
-from pyhobbit.engine.cache import Cache
-from pyhobbit.engine.llama import log
-from pyhobbit.errors import HobbitError
+import numpy as np
+
+from pyhobbit.engine.llama import LoadedModel
+from pyhobbit.errors import ComputeError, HobbitError
+from pyhobbit.model.loading import log
 from pyhobbit.native.ffi import llama
+
+LlamaGrammar = llama.LlamaGrammar
 
 # Makes new scores from token ids and scores.
 Processor = Callable[[Any, Any], Any]
@@ -18,10 +25,6 @@ Processor = Callable[[Any, Any], Any]
 
 class InputError(HobbitError, ValueError):
     """A model, token or grammar that cannot be used. A ValueError too, which llama_cpp.Llama raises then."""
-
-
-class ComputeError(HobbitError, RuntimeError):
-    """A computation that failed. A RuntimeError too, which llama_cpp.Llama raises then."""
 
 
 @contextmanager
@@ -33,15 +36,16 @@ def opening_errors() -> Iterator[None]:
         raise InputError(str(e)) from e
 
 
-def explained(decode: Callable[[Any], None], experts: Cache) -> Callable[[Any], None]:
-    """decode() of a llama_cpp context, whose failures become ComputeErrors.  experts: of its model."""
+def explained(decode: Callable[[Any], None], model: LoadedModel) -> Callable[[Any], None]:
+    """decode() of a llama_cpp context, whose failures become ComputeErrors."""
 
     def explain(batch: Any) -> None:
+        model.check_process()
         try:
             decode(batch)
         except RuntimeError as e:
             unknown = f"llama.cpp cannot compute the next token: {log.reason() or e}; open the model again"
-            raise ComputeError(experts.failure() or unknown) from e
+            raise ComputeError(model.cache.failure() or unknown) from e
 
     return explain
 
@@ -77,13 +81,49 @@ class Processors:
             raise error
 
 
+def check_text(text: Any) -> None:
+    """Raises InputError for what is no text, or has half of a character."""
+    try:
+        text.encode()
+    except (AttributeError, UnicodeEncodeError) as e:
+        raise InputError(f"{text!r:.80} cannot be tokenized; give a str of whole characters") from e
+
+
+def check_numbers(values: Mapping[str, Any]) -> None:
+    """Raises InputError for what cannot steer a sampler, by name."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise InputError(f"{name} is {value!r}; it must be a finite number")
+
+
 def check_grammar(vocab: Any, grammar: Any) -> None:
     """Raises InputError: llama_cpp.Llama would end the process.  grammar: a LlamaGrammar."""
+    if not isinstance(grammar, LlamaGrammar):
+        raise InputError(f"the grammar is {grammar!r:.80}; make one with LlamaGrammar.from_string(...)")
     text, root = grammar._grammar.encode(), grammar._root.encode()
     sampler = llama.llama_sampler_init_grammar(vocab, text, root)
     if not sampler:
         raise InputError(f"the grammar cannot be read, or has no rule {grammar._root}")
     llama.llama_sampler_free(sampler)
+
+
+def sample_allowed(chain: Any, context: Any, i: int = -1) -> int:
+    """llama_sampler_sample() for a chain with a grammar. Raises ComputeError where no token is allowed.
+
+    llama.cpp would draw a token all the same, and end the process when the grammar refuses it.
+    """
+    n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(llama.llama_get_model(context.ctx)))
+    tokens = (llama.llama_token_data * n_vocab)()
+    rows = np.frombuffer(tokens, np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)]))
+    rows["id"] = np.arange(n_vocab)
+    rows["logit"] = np.ctypeslib.as_array(llama.llama_get_logits_ith(context.ctx, i), (n_vocab,))
+    array = llama.llama_token_data_array(tokens, n_vocab, -1, False)
+    llama.llama_sampler_apply(chain, ctypes.byref(array))
+    chosen = array.data[max(array.selected, 0)]
+    if array.selected < 0 or not math.isfinite(chosen.logit):
+        raise ComputeError("no token fits the grammar: it excludes all that the model, or logit_bias, allows")
+    llama.llama_sampler_accept(chain, chosen.id)
+    return chosen.id
 
 
 class Turns:

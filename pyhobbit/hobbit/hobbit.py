@@ -6,28 +6,34 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pyhobbit.engine.cached import CachedModel, Tally
-from pyhobbit.engine.llama import DAMAGED, LoadedModel, ctrl_c_waits, load_failure, log, opening
+from pyhobbit.engine.llama import LoadedModel, ctrl_c_waits
 from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import Fit, fit, turn
 from pyhobbit.engine.stats import ModelInfo
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.errors import ComputeError, ConfigError, HobbitError
 from pyhobbit.hobbit import keywords
 from pyhobbit.hobbit.guards import (
-    ComputeError,
     InputError,
     Processors,
     Turns,
     check_grammar,
+    check_numbers,
+    check_text,
     explained,
     opening_errors,
+    sample_allowed,
 )
 from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_context, set_model, set_own
 from pyhobbit.hobbit.text_drafts import TextDrafts
+from pyhobbit.model.loading import load_failure, log, opening
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
 from pyhobbit.native.rpc_servers import add_rpc_servers
@@ -120,6 +126,7 @@ class Hobbit(CachedModel, _Llama):
         self._arguments = {**llama, **own}
         self._tally = Tally()
         self._n_kept = 0  # tokens in the KV cache after the last computation
+        self._is_whole = True  # nothing that computes has broken off
         start = time.perf_counter()
         self._open(llama)
         self._load_s = time.perf_counter() - start
@@ -192,11 +199,11 @@ class Hobbit(CachedModel, _Llama):
             # Errors of Llama's own, such as for a keyword, leave no trace in the native code.
             if not isinstance(e, ValueError | RuntimeError) or not (log.errors or ffi.last_error()):
                 raise
-            hint = "a smaller n_ctx needs less memory" if has_model and not has_context else DAMAGED
+            hint = "a smaller n_ctx needs less memory" if has_model and not has_context else None
             lora = self.lora_path if has_context else None
             raise InputError(load_failure(lora or path, hint)) from e
         self._weights = LoadedModel(Path(path), self._model.model)
-        self._ctx.decode = explained(self._ctx.decode, self._weights.cache)  # type: ignore[assignment, method-assign]
+        self._ctx.decode = explained(self._ctx.decode, self._weights)  # type: ignore[assignment, method-assign]
         if isinstance(self.draft_model, TextDrafts):
             self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
             self._batch.set_batch = self.draft_model.with_logits(self._batch.set_batch)
@@ -299,18 +306,31 @@ class Hobbit(CachedModel, _Llama):
                 f"and holds {self.n_tokens}; open the model with a larger n_ctx, or start over with reset()"
             )
         with self._turns.alone():
+            self._make_whole()
             self._weights.cache.keep(self._ctx.ctx, self.n_tokens, self._n_kept)
             start = time.perf_counter()
+            self._is_whole = False
             super().eval(tokens)
+            self._is_whole = True
             if isinstance(self.draft_model, TextDrafts):
                 self.draft_model.note_pass(len(tokens), time.perf_counter() - start)
         self._tally.add_prompt(len(tokens), len(tokens))
         self._n_kept = self.n_tokens
 
+    def _make_whole(self) -> None:
+        """Makes good what broke off, wherever a signal raised: the KV cache may hold more than n_tokens."""
+        if not self._is_whole:
+            self._requires_eval = True  # the logits may be another computation's
+            if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):  # a recurrent state cannot go back
+                super().reset()
+
     def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
         n_ctx, text = self.n_ctx(), prompt if isinstance(prompt, str) else None
         if text is not None:
+            check_text(text)
             self._weights.check_size(text, n_ctx)
+        elif not isinstance(prompt, list):
+            raise InputError(f"the prompt is {prompt!r}; give a text or a list of tokens")
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:
@@ -320,11 +340,15 @@ class Hobbit(CachedModel, _Llama):
             raise self._weights.too_long(n_tokens, "tokens", n_ctx) from e
 
     def _init_sampler(self, *args: Any, logits_processor: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        check_numbers({name: value for name, value in kwargs.items() if name != "grammar"})
         if kwargs.get("grammar") is not None:
             check_grammar(self._model.vocab, kwargs["grammar"])
         self._processors = Processors(logits_processor or ())
         guarded: Any = self._processors.guarded() or None
-        return super()._init_sampler(*args, logits_processor=guarded, **kwargs)  # type: ignore[misc]
+        sampler = super()._init_sampler(*args, logits_processor=guarded, **kwargs)  # type: ignore[misc]
+        if kwargs.get("grammar") is not None:
+            sampler.sample = partial(sample_allowed, sampler.sampler)
+        return sampler
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Llama's own. Raises what a logits processor raises, and HobbitError where nothing was computed."""
@@ -332,8 +356,10 @@ class Hobbit(CachedModel, _Llama):
             idx = kwargs.get("idx")
             row = -1 if idx is None else idx - self.n_tokens
             # llama.cpp ends the process for a row that it does not have
-            if not (self.n_tokens and ffi.llama.llama_get_logits_ith(self.ctx, row)):
+            logits = self.n_tokens and self._is_whole and ffi.llama.llama_get_logits_ith(self.ctx, row)
+            if not logits:
                 raise ComputeError("there is nothing to sample from: compute tokens first, with eval()")
+            self._weights.check_finite(np.ctypeslib.as_array(logits, (self.n_vocab(),)))
             token = super().sample(*args, **kwargs)
         self._processors.check()
         return token
@@ -360,8 +386,18 @@ class Hobbit(CachedModel, _Llama):
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """As in Llama, which says what comes back. Raises HobbitError where the engine failed."""
+        """As in Llama, which says what comes back. Warns of a text that it cuts.
+
+        Raises HobbitError where the engine failed.
+        """
+        for text in [input] if isinstance(input, str) else input:
+            check_text(text)
+            if truncate and (n := len(self.tokenize(text.encode()))) > self.n_batch:
+                cut = f"a text of {n} tokens is cut to {self.n_batch}: open the model with a larger n_batch"
+                warnings.warn(f"{cut} and n_ubatch", stacklevel=2)
         with self._turns.alone():
+            super().reset()  # first: the KV cache is overwritten
+            self._is_whole = False
             output, n_tokens = super().embed(input, normalize, truncate, return_count=True)
         self._tally.add_prompt(n_tokens, n_tokens)
         self._n_kept = 0
@@ -375,6 +411,7 @@ class Hobbit(CachedModel, _Llama):
     def save_state(self) -> "LlamaState":
         """The state that load_state() goes back to, as in Llama."""
         with self._turns.alone():
+            self._make_whole()
             return super().save_state()
 
     def load_state(self, state: "LlamaState") -> None:
@@ -387,8 +424,10 @@ class Hobbit(CachedModel, _Llama):
             try:
                 super().load_state(state)
                 ids[: self.n_tokens] = state.input_ids[: self.n_tokens]
-            except (RuntimeError, ValueError) as e:
+            except BaseException as e:
                 self.reset()
+                if not isinstance(e, RuntimeError | ValueError):
+                    raise
                 raise ComputeError(f"the state does not fit this model and its context: {e}") from e
             finally:
                 self.input_ids = ids  # Llama takes the state's, whose length is another context's
@@ -403,6 +442,8 @@ class Hobbit(CachedModel, _Llama):
         Raises HobbitError: the engine failed, or another answer was begun before this one had ended.
         """
         answer = self._turns.begin_answer()
+        with self._turns.alone():
+            self._make_whole()
         stream = super().generate(tokens, *args, **kwargs)
         sent, is_first, counts = None, True, self._tally.counts
         try:
@@ -414,6 +455,9 @@ class Hobbit(CachedModel, _Llama):
                         token = stream.send(sent)
                 except StopIteration:
                     return
+                except BaseException:
+                    self._is_whole = False
+                    raise
                 seconds, n_evaluated = time.perf_counter() - start, counts["prompt_tokens_evaluated"] - before
                 if is_first:
                     self._tally.add_prompt(len(tokens) - n_evaluated, 0)  # still in the KV cache

@@ -193,27 +193,39 @@ def test_odd_paths_are_a_sentence(
 def test_a_killed_conversions_file_is_removed_by_the_next(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = tmp_path / f".m.gguf.{gone.pid}.tmp"
-    running = tmp_path / f".m.gguf.{os.getpid()}1.tmp"
-    other = tmp_path / f".n.gguf.{gone.pid}.tmp"
-    for path in (left, other):
+    left, other, foreign = (
+        tmp_path / name
+        for name in (".m.gguf.01234567.tmp", ".n.gguf.01234567.tmp", f".m.gguf.{gone.pid}.tmp")
+    )
+    for path in (left, other, foreign):
         path.touch()
-    with temporary_file(tmp_path / "m.gguf") as temporary:
-        temporary.touch()
+    with temporary_file(tmp_path / "m.gguf") as running, temporary_file(tmp_path / "m.gguf") as second:
+        assert running != second
+        assert running.exists()
     assert not left.exists()
     assert other.exists()
+    assert foreign.exists()  # nothing of ours is named so
     assert not running.exists()
 
 
 FORK = """
 import os, sys
+from pyhobbit import HobbitError
 from pyhobbit import Hobbit
 model = Hobbit(sys.argv[1], pools=5_000_000, verbose=False)
 model("import", max_tokens=2)
+if sys.argv[2] == "stream":
+    stream = model("import", max_tokens=9, stream=True)
+    next(stream)
 child = os.fork()
 if child == 0:
     if sys.argv[2] == "close":
         model.close()
+    elif sys.argv[2] != "exit":
+        try:
+            list(stream) if sys.argv[2] == "stream" else eval(sys.argv[2])
+        except HobbitError as e:
+            sys.exit(7 if "was opened before fork(); open it in this process" in str(e) else 8)
     sys.exit(7)
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
@@ -221,7 +233,7 @@ print(len(model("import", max_tokens=2)["choices"]))
 """
 
 
-@pytest.mark.parametrize("action", ["exit", "close"])
+@pytest.mark.parametrize("action", ["exit", "close", "stream", "model('x', max_tokens=2)", "model.eval([1])"])
 def test_a_forked_child_ends(tiny_gguf: Path, action: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORK, tiny_gguf, action], capture_output=True, text=True, timeout=900
