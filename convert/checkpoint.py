@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyhobbit.convert.shards import check_checkpoint
+from pyhobbit.convert.shards import as_read, check_checkpoint, quantised_by
 from pyhobbit.convert.write import Progress
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.gguf_file import TensorInfo
-from pyhobbit.model.quantize import type_by_id
+from pyhobbit.model.file_names import MISTRALS_OWN
+from pyhobbit.model.gguf_file import TensorInfo, parse_head
+from pyhobbit.model.loading import check_loads
 from pyhobbit.native.paths import VENDOR_DIR
 
 _CONVERTER = VENDOR_DIR / "convert_hf_to_gguf.py"
@@ -26,6 +25,13 @@ _YES_NO = {True: "yes", False: "no"}
 _POLL_SECONDS = 0.2
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception)(: .*)?$")
 _PROGRESS = re.compile(r"\d+%\|")
+_ANY_SIZE = 1 << 62
+# Sentences by words of the converter.
+_REASONS = {
+    "pre-tokenizer was not recognized": "{} has a tokenizer that only a newer pyhobbit may know",
+    "Unprocessed experts": "{} lacks the weights of an expert: download the rest of the checkpoint",
+    "backend tokenizer": "{} has no tokenizer.json or tokenizer.model that can be read: download it",
+}
 
 
 def out_type(high: str | None) -> str:
@@ -49,52 +55,55 @@ class Listed:
 
 
 def list_tensors(folder: Path, out_type: str) -> Listed:
-    """Reads headers alone.
+    """Makes the header that the converter would, which llama.cpp must be able to load; no weight is read.
 
     Raises HobbitError if the folder is no checkpoint, is incomplete, or llama.cpp does not know its kind.
     """
     if not (folder / "config.json").is_file():
+        if (folder / "params.json").is_file():
+            raise HobbitError(MISTRALS_OWN.format(folder))
         has_gguf = any(folder.glob("*.gguf"))
         hint = "name a GGUF file in it" if has_gguf else "MODEL is a checkpoint folder or a GGUF file"
         raise HobbitError(f"{folder} has no config.json, so it is no Hugging Face checkpoint: {hint}")
     has_mtp = check_checkpoint(folder)
-    listed = json.loads(_run([str(_SCRIPT), str(folder), out_type, _YES_NO[has_mtp]], folder))
-    tensors = []
-    for entry in listed["tensors"]:
-        ggml_type = type_by_id(entry["type_id"])
-        if ggml_type is None:
+    with tempfile.TemporaryDirectory() as place:
+        header = Path(place) / "header.gguf"
+        without_mtp = _run(folder, out_type, has_mtp, header)
+        found = parse_head(header, header.read_bytes(), _ANY_SIZE)
+        tensors = found.tensors if found is not None else ()
+        if not tensors:
             raise HobbitError(
-                f"{folder}: llama.cpp's converter gives {entry['name']!r} a type that ggml does not know"
+                f"{folder} has no weights in it, such as *.safetensors: download the rest of it"
             )
-        tensors.append(TensorInfo(entry["name"], ggml_type, tuple(entry["ne"]), folder, 0))
-    if not tensors:
-        raise HobbitError(f"{folder} has no weights in it, such as *.safetensors: download the rest of it")
-    names = {tensor.name for tensor in tensors}
-    # the last norm has several names
-    norms = {name for name in names if "norm" in name and not name.startswith("blk.")}
-    needs = {"token_embd.weight": names & {"token_embd.weight"}, "output_norm.weight": norms}
-    for needed, found in needs.items():
-        if not found:
-            raise HobbitError(f"{folder} has no weights for {needed}: download the rest of the checkpoint")
-    return Listed(tuple(tensors), has_mtp, listed["without_mtp"])
+        os.truncate(header, tensors[-1].offset + tensors[-1].nbytes)
+        check_loads(header, folder, "download the rest of the checkpoint")
+    return Listed(tensors, has_mtp, without_mtp == "yes\n")
 
 
 def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:
     """Converts the checkpoint to one GGUF. `progress` is called with bytes written. Raises HobbitError."""
     name = output.name.replace("{", "{{").replace("}", "}}")  # the converter takes it as a template
-    arguments = [_SCRIPT, folder, out_type, _YES_NO[has_mtp], _CONVERTER, output.with_name(name)]
-    _run(list(map(str, arguments)), folder, output, progress)
+    _run(folder, out_type, has_mtp, output.with_name(name), output, progress)
 
 
 def _run(
-    arguments: Sequence[str], folder: Path, output: Path | None = None, progress: Progress | None = None
+    folder: Path,
+    out_type: str,
+    has_mtp: bool,
+    named: Path,
+    output: Path | None = None,
+    progress: Progress | None = None,
 ) -> str:
-    """Runs a Python script of llama.cpp's converter and returns what it printed."""
+    """Runs llama.cpp's converter, for the header alone without `output`, and returns what it printed."""
     if not _CONVERTER.is_file():
         raise HobbitError(f"llama.cpp's converter is missing at {_CONVERTER}: install pyhobbit again")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")]))
     environment.pop("NO_LOCAL_GGUF", None)  # would let the converter import another version of gguf
-    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:
+    with as_read(folder) as shown, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:
+        arguments = [str(_SCRIPT), str(shown), out_type, _YES_NO[has_mtp], str(named)]
+        if output is None and shown != folder:
+            print(f"note: an index in {folder} is out of date: left out", file=sys.stderr)
+        arguments += [] if output is None else [str(_CONVERTER)]
         process = subprocess.Popen([sys.executable, *arguments], stdout=printed, stderr=log, env=environment)
         try:
             _wait(process, output, progress)
@@ -130,4 +139,7 @@ def _reason(folder: Path, log: str) -> str:
             last = line if found[1] else f"{line} at {lines[i - 1]}"
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return f'reading a checkpoint needs more packages ({last}): pip install "pyhobbit[convert]"'
-    return f"llama.cpp's converter failed on {folder}: {last}"
+    if (method := quantised_by(folder)) is not None:
+        return f"{folder} is quantised already ({method}): take the checkpoint it was made from ({last})"
+    known = next((text for said, text in _REASONS.items() if said in last), None)
+    return known.format(folder) if known else f"llama.cpp's converter failed on {folder}: {last}"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Lists as JSON, or writes, the tensors that llama.cpp's converter makes of a checkpoint.
+"""Writes what llama.cpp's converter makes of a checkpoint: the header alone, or the whole file.
 
 Run in a process of its own by checkpoint.py, with llama.cpp's `conversion` and `gguf` packages on PYTHONPATH.
-Listing reads no weights; writing holds one tensor at a time, all experts of a layer's part.
+The header takes no weights; the whole file holds one tensor at a time, all experts of a layer's part.
 """
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -22,10 +21,11 @@ _FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "au
 _NVFP4_BYTES, _NVFP4_BLOCK = 9, 16  # bytes of a block's scale and codes
 
 
-def main(folder: Path, out_type: str, has_mtp: str, converter: str = "", output: str = "") -> None:
+def main(folder: Path, out_type: str, has_mtp: str, output: str, converter: str = "") -> None:
     """has_mtp: no where the checkpoint lacks the weights of draft blocks, which its config may announce.
 
-    converter: the script that writes `output`; without it the tensors are listed.
+    converter: the script that writes the whole output; without it, yes or no is printed: a known draft block
+    is left out.
     """
     _keep_experts_lazy()
     _stack_by_shape()
@@ -38,14 +38,14 @@ def main(folder: Path, out_type: str, has_mtp: str, converter: str = "", output:
         sys.argv = [converter, str(folder), "--outtype", out_type, "--outfile", output]
         runpy.run_path(converter, run_name="__main__")
         return
-    model = model_class(folder, gguf.LlamaFileType[_FILE_TYPES[out_type]], folder / "unused.gguf")
+    model = model_class(folder, gguf.LlamaFileType[_FILE_TYPES[out_type]], Path(output))
     model.prepare_tensors()
-    tensors = [
-        {"name": name, "type_id": int(info.dtype), "ne": [int(n) for n in reversed(info.shape)]}
-        for split in model.gguf_writer.tensors
-        for name, info in split.items()
-    ]
-    json.dump({"tensors": tensors, "without_mtp": without_mtp}, sys.stdout)
+    model.prepare_metadata(vocab_only=False)
+    model.gguf_writer.write_header_to_file(path=Path(output))
+    model.gguf_writer.write_kv_data_to_file()
+    model.gguf_writer.write_ti_data_to_file()
+    model.gguf_writer.close()
+    print("yes" if without_mtp else "no")
 
 
 def _keep_experts_lazy() -> None:

@@ -1,25 +1,39 @@
 # SPDX-License-Identifier: MIT
-"""Looks at a checkpoint's files before it is converted: the absent, the cut, and Git LFS pointers."""
+"""Looks at a checkpoint's files before it is converted: the absent, the cut, and forms of other programs."""
 
 from __future__ import annotations
 
 import json
 import re
 import struct
-from collections.abc import Iterator
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import MISTRALS_OWN
 
 _POINTER = b"version https://git-lfs"
 _POINTER_BYTES = 1024  # at most
 _READ = (".json", ".model", ".txt", ".tiktoken", ".jinja")  # the converter reads them beside the weights
-_WEIGHTS = ("model*.safetensors", "consolidated*.safetensors", "pytorch_model*.bin")
-_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_NUMBERED = re.compile(r"(.+-)(\d+)(-of-)(\d+)(\.\w+)")
-_LAYER = re.compile(r"(?:^|model\.|transformer\.)layers\.(\d+)\.")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_INDICES = tuple(f"{name}.index.json" for name in _SINGLE)
+_NUMBERED = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.\w+)")
+_NAME_BYTES = 255
+_LAYER = re.compile(r"(?:^|model\.|transformer\.)layers\.(\d{1,9})\.")
 _SENSES = re.compile("vision|visual|audio")
+_MOST_HEADER = 1 << 28  # bytes; safetensors itself allows 100 MB
+# Numbers of config.json that size lists of the converter.
+_LAYERS = ("n_layers", "num_hidden_layers", "n_layer", "num_layers")
+_MOST = {
+    **dict.fromkeys(_LAYERS, 10_000),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 1 << 16),
+    "vocab_size": 1 << 24,
+}
 
 
 def check_checkpoint(folder: Path) -> bool:
@@ -27,18 +41,22 @@ def check_checkpoint(folder: Path) -> bool:
 
     Raises HobbitError that names the first file that is absent or incomplete, the tensor or the layer.
     """
-    config = _read_json(folder / "config.json")
+    config = _config(folder)
     weight_map = _weight_map(folder)
-    parts = list(_parts(folder, weight_map))
+    parts = weight_files(folder)
     for path in (*parts, *(each for each in sorted(folder.iterdir()) if each.suffix in _READ)):
         if not path.is_file():
             raise HobbitError(f"a file of the checkpoint is missing: {path}; download it")
         _check_no_pointer(path)
+        if path.suffix == ".bin":
+            _check_archive(path)
+    if not parts and any(folder.glob("consolidated*.safetensors")):
+        raise HobbitError(MISTRALS_OWN.format(folder))
     names = {name for path in parts if path.suffix == ".safetensors" for name in _safetensors_names(path)}
     for name, part in weight_map.items():
-        if names and name not in names:
+        if names and folder / part in parts and name not in names:
             raise HobbitError(f"{folder / part} lacks the tensor {name!r}: download it again")
-    n_layers = (config.get("text_config") or config).get("num_hidden_layers") or 0
+    n_layers = next((config[key] for key in _LAYERS if config.get(key) is not None), 0)
     layers = {int(found[1]) for name in names if (found := _LAYER.search(name)) and not _SENSES.search(name)}
     if layers and (absent := sorted(set(range(n_layers)) - layers)):
         raise HobbitError(
@@ -48,28 +66,95 @@ def check_checkpoint(folder: Path) -> bool:
     return has_mtp or not names
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    """Reads config.json with its part about text. Raises HobbitError for numbers that cannot be."""
+    path = folder / "config.json"
+    config = _read_json(path)
+    text = config.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise _wrong(path, "text_config", text)
+    config |= text or {}
+    for key, most in _MOST.items():
+        n = config.get(key)
+        if n is not None and not (type(n) is int and 0 <= n <= most):
+            raise _wrong(path, key, n)
+    return config
+
+
+def quantised_by(folder: Path) -> str | None:
+    """The method by which a checkpoint was quantised. Raises HobbitError."""
+    config = _config(folder)
+    found = config.get("quantization_config") or config.get("quantization")
+    return str(found.get("quant_method", "by MLX")) if isinstance(found, dict) else None
+
+
+def _wrong(path: Path, key: str, value: object) -> HobbitError:
+    return HobbitError(f"{path} is damaged: its {key} is {str(value)[:40]}; download it again")
+
+
 def _weight_map(folder: Path) -> dict[str, str]:
     """File names by tensor; empty without an index."""
-    for name in _INDICES:
-        if (folder / name).is_file():
-            found = _read_json(folder / name).get("weight_map")
+    for path in (folder / name for name in _INDICES):
+        if path.is_file():
+            found = _read_json(path).get("weight_map")
             if not isinstance(found, dict):
-                raise HobbitError(f"{folder / name} has no weight_map: download it again")
+                raise HobbitError(f"{path} has no weight_map: download it again")
+            for name in found.values():
+                if not isinstance(name, str) or not 0 < len(name) < _NAME_BYTES or "/" in name:
+                    raise _wrong(path, "weight_map", name)
             return found
     return {}
 
 
-def _parts(folder: Path, weight_map: dict[str, str]) -> Iterator[Path]:
-    """The files with weights, those that their names announce included."""
-    if weight_map:
-        yield from (folder / name for name in sorted(set(weight_map.values())))
-        return
+def weight_files(folder: Path) -> list[Path]:
+    """The files with weights, those that their names announce included.
+
+    An index whose files are not all there is left out where others are whole. Raises HobbitError where an
+    index and a file beside it both hold the model.
+    """
+    listed = {folder / name for name in _weight_map(folder).values()}
     found = next((each for pattern in _WEIGHTS if (each := sorted(folder.glob(pattern)))), [])
-    announced = set(found)
-    for numbered in filter(None, (_NUMBERED.fullmatch(path.name) for path in found)):
-        start, number, of, count, end = numbered.groups()
-        announced |= {folder / f"{start}{i:0{len(number)}}{of}{count}{end}" for i in range(1, int(count) + 1)}
-    yield from sorted(announced)
+    single = {path for path in found if path.name in _SINGLE}
+    if listed and single - listed and all(path.exists() for path in listed):
+        raise HobbitError(
+            f"{min(single)} and {min(listed)} both hold the model: remove those that are out of date"
+        )
+    announced = _announced(found)
+    sets = (each for each in (single, *announced) if each)
+    whole = next((each for each in sets if all(path.exists() for path in each)), set())
+    if listed and (not whole or all(path.exists() for path in listed)):
+        return sorted(listed)
+    return sorted(whole if listed else {*found}.union(*announced))
+
+
+def _announced(paths: Iterable[Path]) -> list[set[Path]]:
+    """The shards of each set of which one is there."""
+    sets = {n.group(1, 3, 4, 5): path for path in paths if (n := _NUMBERED.fullmatch(path.name))}
+    return [
+        {path.with_name(f"{start}{i:0{len(count)}}{of}{count}{end}") for i in range(1, int(count) + 1)}
+        for (start, of, count, end), path in sets.items()
+    ]
+
+
+@contextmanager
+def as_read(folder: Path) -> Iterator[Path]:
+    """The checkpoint's folder, or one of links without an index that is out of date."""
+    weights = weight_files(folder)
+    listed = {folder / name for name in _weight_map(folder).values()}
+    if not listed or listed == {*weights}:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as place:
+        view = Path(place) / folder.resolve().name  # the converter may name the model by it
+        view.mkdir()
+        others = (path for path in folder.iterdir() if path.name not in _INDICES and not _is_weights(path))
+        for path in (*weights, *others):
+            (view / path.name).symlink_to(path.absolute())
+        yield view
+
+
+def _is_weights(path: Path) -> bool:
+    return any(path.match(pattern) for pattern in _WEIGHTS)
 
 
 def _check_no_pointer(path: Path) -> None:
@@ -81,18 +166,29 @@ def _check_no_pointer(path: Path) -> None:
             )
 
 
+def _check_archive(path: Path) -> None:
+    """Raises HobbitError for a file of PyTorch that is cut."""
+    with path.open("rb") as file:
+        is_zip = file.read(2) == b"PK"
+    if is_zip and not zipfile.is_zipfile(path):
+        raise HobbitError(f"{path} is incomplete: download it again")
+
+
 def _safetensors_names(path: Path) -> set[str]:
     """Raises HobbitError if the file ends before its tensors do."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         n_header = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        data = file.read(n_header) if n_header <= size else b""
+        data = file.read(n_header) if n_header <= min(size, _MOST_HEADER) else b""
     try:
         header: dict[str, Any] = json.loads(data)
         header.pop("__metadata__", None)
-        end = 8 + n_header + max((each["data_offsets"][1] for each in header.values()), default=0)
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        ends = [each["data_offsets"] for each in header.values()]
+        if not all(type(a) is type(b) is int and 0 <= a <= b for a, b in ends):
+            raise ValueError("offsets")
+        end = 8 + n_header + max((b for _, b in ends), default=0)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise HobbitError(f"{path} is incomplete or damaged in its header: download it again") from error
     if size < end:
         raise HobbitError(f"{path} is incomplete: it has {size} of {end} bytes; download it again")
@@ -102,7 +198,9 @@ def _safetensors_names(path: Path) -> set[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        if isinstance(found, dict):
+            return found
+    except (OSError, ValueError, RecursionError) as error:
         _check_no_pointer(path)
         raise HobbitError(f"{path} cannot be read as JSON: download it again") from error
-    return found if isinstance(found, dict) else {}
+    raise HobbitError(f"{path} is no JSON object: download it again")

@@ -28,7 +28,12 @@ _FLOAT_BYTES = 96 << 20
 _MAX_PIECE_BYTES = 16 << 20
 
 Progress = Callable[[int], object]
-_INFINITIES = {"f16": 0x7C00, "bf16": 0x7F80}  # exponents of infinities and NaN
+_INFINITIES = {  # their bits: a NaN has the same exponent and more behind it
+    "f16": np.uint16(0x7C00),
+    "bf16": np.uint16(0x7F80),
+    "f32": np.uint32(0x7F800000),
+    "f64": np.uint64(0x7FF0000000000000),
+}
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -77,7 +82,7 @@ def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
     by_source: dict[TensorInfo, list[PlannedTensor]] = {}
     for tensor in plan.tensors:
         by_source.setdefault(tensor.source, []).append(tensor)
-    piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads) // 2 * 2  # whole values of 16 bits
+    piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads) // 8 * 8  # whole values of 64 bits
     for source, targets in by_source.items():
         slices: Sequence[int] = range(1)
         slice_bytes, step = source.nbytes, piece_bytes
@@ -107,7 +112,7 @@ def write_output(
     with ExitStack() as stack:
         paths = {path for source in plan.sources() for path, _ in (source.place(0), *source.chunks)}
         sources = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
-        file = stack.enter_context(path.open("xb", buffering=0))
+        file = stack.enter_context(path.open("wb", buffering=0))
         file.write(header)
         file.truncate(len(header) + plan.data_bytes)
         convert = partial(_convert_piece, sources, file, len(header), imatrix)
@@ -168,10 +173,8 @@ def _convert_piece(
     source = piece.source
     path, offset = source.place(piece.start)
     data = _read_exactly(sources[path], piece.size, offset)
-    if (infinity := _INFINITIES.get(source.type.name)) and (
-        data.view(np.uint16) & infinity == infinity
-    ).any():
-        raise NotFiniteError(f"tensor {source.name!r} has values that are infinite in {source.type.name}")
+    if (infinity := _INFINITIES.get(source.type.name)) is not None:
+        _check_finite(source, data.view(infinity.dtype), infinity)
     rows = None
     written = []
     for target in piece.targets:
@@ -184,6 +187,13 @@ def _convert_piece(
         _write_exactly(file, result, offset)
         written.append(Written(target.name, offset, result.nbytes, zlib.crc32(result)))
     return written
+
+
+def _check_finite(source: TensorInfo, bits: np.ndarray, infinity: np.unsignedinteger) -> None:
+    if (bits & infinity == infinity).any():
+        is_nan = (bits << 1 > infinity << 1).any()  # without their signs
+        what = "not finite (NaN)" if is_nan else f"infinite in {source.type.name}"
+        raise NotFiniteError(f"tensor {source.name!r} has values that are {what}")
 
 
 def _quantize(target: PlannedTensor, rows: np.ndarray, imatrix: Imatrix, expert: int) -> np.ndarray:

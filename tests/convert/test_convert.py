@@ -27,6 +27,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 from pyhobbit.convert import write
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
+from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.quantize import GgmlType, dequantize, quantizable_types, quantize, type_by_name
 from pyhobbit.native.paths import BIN_DIR
@@ -183,10 +184,11 @@ def test_split_model_becomes_one_file(tmp_path: Path) -> None:
     write_moe(tmp_path / "model.gguf", split_max_tensors=5)
     splits = sorted(tmp_path.glob("model-*-of-*.gguf"))
     assert len(splits) > 2
-    for split in (splits[0], splits[-1]):  # any of them names the model
-        output = convert(Options(split, force=True))
-        assert output == tmp_path / "model-hobbit.gguf"
-        assert output.read_bytes() == single.read_bytes()
+    with pytest.raises(HobbitError, match=rf"is part {len(splits)} of a split model: give its first part"):
+        convert(Options(splits[-1]))
+    output = convert(Options(splits[0], force=True))
+    assert output == tmp_path / "model-hobbit.gguf"
+    assert output.read_bytes() == single.read_bytes()
 
 
 def test_fused_gate_up_is_one_part(tmp_path: Path) -> None:

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints that are damaged, incomplete, out of date or of another form."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TINY_MODEL
+from convert_fixtures import tensor_bytes
+
+from pyhobbit.convert.options import Options
+from pyhobbit.convert.pipeline import convert
+from pyhobbit.errors import HobbitError
+
+pytestmark = pytest.mark.slow
+
+Change = Callable[[Path], object]
+GATE = "model.layers.0.block_sparse_moe.gate.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY_MODEL, tmp_path / "checkpoint"))
+
+
+def _config(**values: Any) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return change
+
+
+def _text(config: str) -> Change:
+    return lambda folder: (folder / "config.json").write_text(config)
+
+
+def _index(weight_map: dict[str, Any]) -> Change:
+    text = json.dumps({"metadata": {}, "weight_map": weight_map})
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
+
+
+def _offsets(value: Any) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        data = path.read_bytes()
+        (size,) = struct.unpack_from("<Q", data)
+        header = json.loads(data[8 : 8 + size])
+        header[GATE]["data_offsets"] = value
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+    return change
+
+
+def _weights(edit: Callable[[dict[str, np.ndarray]], object]) -> Change:
+    def change(folder: Path) -> None:
+        numpy = pytest.importorskip("safetensors.numpy")
+        weights = numpy.load_file(folder / "model.safetensors")
+        edit(weights)
+        numpy.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return change
+
+
+def _shards(folder: Path, n: int, factor: float = 1.0) -> dict[str, str]:
+    """Adds the model in n files, multiplied; returns the map of its index."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    weights, places = numpy.load_file(folder / "model.safetensors"), {}
+    for i in range(n):
+        name = f"model-{i + 1:05d}-of-{n:05d}.safetensors"
+        part = {each: weights[each] * weights[each].dtype.type(factor) for each in sorted(weights)[i::n]}
+        numpy.save_file(part, folder / name, {"format": "pt"})
+        places |= dict.fromkeys(part, name)
+    return places
+
+
+def _mistral(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    (folder / "params.json").write_text("{}")
+
+
+def _turned(weights: dict[str, np.ndarray]) -> None:
+    weights[GATE] = np.ascontiguousarray(weights[GATE].T)
+
+
+def _without_tokenizer(folder: Path) -> None:
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
+def _cut_archive(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"PK" + bytes(1000))
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "endless layers": (_config(num_hidden_layers=2**31), "its num_hidden_layers is 2147483648"),
+    "endless vocabulary": (_config(vocab_size=2**31), "its vocab_size is 2147483648"),
+    "layers as text": (_config(num_hidden_layers="8"), "its num_hidden_layers is 8"),
+    "half a layer": (_config(num_hidden_layers=1.5), "its num_hidden_layers is 1.5"),
+    "text_config": (_config(text_config=[]), r"its text_config is \[\]"),
+    "deep config": (
+        lambda folder: (folder / "config.json").write_text("[" * 100_000),
+        "cannot be read as JSON",
+    ),
+    "list as config": (lambda folder: (folder / "config.json").write_text("[]"), "is no JSON object"),
+    "place that is no name": (_index({"a": 5}), "its weight_map is 5"),
+    "place in another folder": (_index({"a": "../x"}), "its weight_map is ../x"),
+    "long place": (_index({"a": "x" * 300}), "its weight_map is xxx"),
+    "no offsets": (_offsets([]), "damaged in its header"),
+    "one offset": (_offsets([0]), "damaged in its header"),
+    "half an offset": (_offsets([0, 1.5]), "damaged in its header"),
+    "negative offset": (_offsets([0, -1]), "damaged in its header"),
+    "NaN as offset": (_offsets([0, float("nan")]), "damaged in its header"),
+    "no gate": (_weights(lambda each: each.pop(GATE)), "tensor 'blk.0.ffn_gate_inp.weight' not found"),
+    "turned gate": (_weights(_turned), "'blk.0.ffn_gate_inp.weight' has wrong shape"),
+    "no output": (
+        _weights(lambda each: each.pop("model.layers.3.self_attn.o_proj.weight")),
+        "tensor 'blk.3.attn_output.weight' not found",
+    ),
+    "an expert less": (
+        _weights(lambda each: each.pop("model.layers.1.block_sparse_moe.experts.2.w1.weight")),
+        "lacks the weights of an expert",
+    ),
+    "AWQ": (_config(quantization_config={"quant_method": "awq"}), r"is quantised already \(awq\)"),
+    "no tokenizer": (_without_tokenizer, "has no tokenizer.json or tokenizer.model that can be read"),
+    "cut archive": (_cut_archive, "pytorch_model.bin is incomplete"),
+    "Mistral's": (_mistral, "is in Mistral's own form"),
+    "two models": (lambda folder: _index(_shards(folder, 2, 0.5))(folder), "both hold the model"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_dry_run_names_the_fault(fault: str, folder: Path) -> None:
+    change, message = FAULTS[fault]
+    change(folder)
+    before = sorted(folder.parent.iterdir())
+    with pytest.raises(HobbitError, match=message) as error:
+        convert(Options(folder, low="q4_0", dry_run=True))
+    assert len(str(error.value)) < 500
+    assert sorted(folder.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("sets", ["one file", "three shards"])
+def test_an_index_that_is_out_of_date_is_left_out(
+    sets: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = convert(Options(TINY_MODEL, low="q4_0", output=folder.parent / "expected.gguf"))
+    if sets == "three shards":
+        _shards(folder, 3)
+        (folder / "model.safetensors").unlink()
+    _index({"lm_head.weight": "model-00001-of-00002.safetensors"})(folder)
+    capsys.readouterr()
+    made = convert(Options(folder, low="q4_0", output=folder.parent / "made.gguf"))
+    assert f"note: an index in {folder} is out of date" in capsys.readouterr().err
+    ours, theirs = tensor_bytes(made), tensor_bytes(expected)
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(("value", "what"), [(np.nan, r"not finite \(NaN\)"), (np.inf, "infinite in f32")])
+def test_a_norm_that_is_not_finite_is_refused(folder: Path, value: float, what: str) -> None:
+    def edit(weights: dict[str, np.ndarray]) -> None:
+        weights["model.norm.weight"][3] = value
+
+    _weights(edit)(folder)
+    with pytest.raises(HobbitError, match=f"'output_norm.weight' has values that are {what}"):
+        convert(Options(folder, low="q4_0", high="f32"))
