@@ -12,7 +12,7 @@ from pyhobbit.chat.commands import Commands, Next
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.screen import note, note_parts
 from pyhobbit.chat.status import answer_figures, model_figures
-from pyhobbit.chat.terminal import Terminal, without_echo
+from pyhobbit.chat.terminal import Terminal
 from pyhobbit.errors import ContextError, HobbitError
 
 
@@ -27,7 +27,8 @@ def talk(conversation: Conversation, quiet: bool = False) -> None:
         terminal = Terminal(_history_path(), commands.names, commands.candidates, hint)
         following = Next()
         while not following.leave and (text := terminal.read(following.draft)) is not None:
-            following = _handle(text, following.draft != "", conversation, commands, quiet)
+            with terminal.silent():
+                following = _handle(text, following.draft != "", conversation, commands, quiet)
 
 
 def _handle(text: str, is_edited: bool, conversation: Conversation, commands: Commands, quiet: bool) -> Next:
@@ -52,7 +53,7 @@ def _handle(text: str, is_edited: bool, conversation: Conversation, commands: Co
 def _answer(conversation: Conversation, question: str, replaces_last: bool, quiet: bool) -> None:
     engine = conversation.engine
     before, n_dropped, turns = engine.stats(), conversation.n_dropped, conversation.turns
-    with without_echo(), interrupting(engine):
+    with interrupting(engine):
         finish = print_answer(conversation, question, replaces_last, quiet)
     if not quiet:
         figures = answer_figures(engine.stats().since(before), finish, engine.n_context_tokens)

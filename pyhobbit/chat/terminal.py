@@ -2,6 +2,9 @@
 """Reads what a user types: several lines if need be, with editing, completion and a history."""
 
 import contextlib
+import os
+import re
+import select
 import sys
 import termios
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +25,8 @@ from pyhobbit.chat.screen import note
 from pyhobbit.settings.config import ChatConfig
 
 _LOCAL_FLAGS = 3  # index in the result of tcgetattr
+_QUIET_S = 0.05  # a paste has no longer pause
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?")  # other keys, and the marks of a paste
 _BLOCK = '"""'
 
 Candidates = Callable[[str], Sequence[str] | None]
@@ -36,6 +41,7 @@ class Terminal:
 
     def __init__(self, history: Path, commands: Sequence[str], candidates: Candidates, hint: str) -> None:
         self._warned = False
+        self._typed = ""
         placeholder: AnyFormattedText = [("fg:ansibrightblack", f"{hint} (/help shows the commands)")]
         self._session: PromptSession[str] = PromptSession(
             "> ",
@@ -55,6 +61,7 @@ class Terminal:
 
         draft: what the message begins with, to be changed.
         """
+        draft, self._typed = draft + self._typed, ""
         try:
             text = self._session.prompt(default=draft)
         except EOFError:
@@ -63,6 +70,25 @@ class Terminal:
             return self._on_interrupt(self._session.default_buffer.text)
         self._warned = False
         return _without_quotes(text)
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Within it, what is typed or pasted does not show; the next message begins with all of it."""
+        if not sys.stdin.isatty():
+            yield
+            return
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+        silent = [*before]
+        # Without lines none is cut or sent by itself, and Ctrl-C drops nothing.
+        silent[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
+        silent[_LOCAL_FLAGS] |= termios.NOFLSH
+        termios.tcsetattr(descriptor, termios.TCSANOW, silent)
+        try:
+            yield
+        finally:
+            self._typed += _edited(_pending(descriptor).decode("utf-8", "replace"))
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
     def _on_interrupt(self, text: str) -> str | None:
         if self._warned and not text:
@@ -73,20 +99,24 @@ class Terminal:
         return ""
 
 
-@contextlib.contextmanager
-def without_echo() -> Iterator[None]:
-    """Within it, what is typed does not show; the next message begins with it."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    silent = [*before]
-    silent[_LOCAL_FLAGS] &= ~termios.ECHO
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+def _pending(descriptor: int) -> bytes:
+    """Reads all that was typed."""
+    data = b""
+    with contextlib.suppress(OSError):  # the terminal is gone
+        while select.select([descriptor], [], [], _QUIET_S)[0] and (more := os.read(descriptor, 1 << 16)):
+            data += more
+    return data
+
+
+def _edited(keys: str) -> str:
+    """The text that typed or pasted keys make, as far as it needs no cursor."""
+    text: list[str] = []
+    for key in re.sub(_ESCAPE, "", keys.replace("\r", "\n")):
+        if key in "\x7f\b":
+            del text[-1:]
+        elif key.isprintable() or key in "\n\t":
+            text.append(key)
+    return "".join(text).rstrip("\n")
 
 
 def _key_bindings() -> KeyBindings:

@@ -312,6 +312,27 @@ def test_what_is_typed_while_an_answer_comes_shows_afterwards(
     chat.expect("forgotten: count")
 
 
+@pytest.mark.parametrize(
+    ("pasted", "shows"),
+    [
+        ("def f():\r    return 1\rprint(f())\r", "print(f())"),
+        ("\x1b[200~a\rb\rlast\x1b[201~", "last"),
+        ("x" * 10_000 + "end", "xend"),
+    ],
+)
+def test_what_is_pasted_during_an_answer_is_one_draft(
+    session: Callable[..., _Session], chat_gguf: Path, pasted: str, shows: str
+) -> None:
+    chat = session(chat_gguf, "--pools", "8M", says=["x = 1\n" * 60, "y"])
+    chat.tell("count")
+    chat.expect("x = 1")
+    chat.type(pasted)
+    chat.expect("context ")
+    chat.expect(shows)
+    with pytest.raises(AssertionError):
+        chat.expect("context ", timeout_s=3)  # nothing is asked by itself
+
+
 QWEN3 = models.ROOT / "vendor/llama.cpp/models/templates/Qwen-Qwen3-0.6B.jinja"
 THOUGHT = "<think>\nIt wants a loop.\n</think>\n\nfor x in y:"
 
