@@ -4,6 +4,7 @@
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
@@ -148,7 +149,7 @@ class SamplingConfig:
     temp: float = 0.8
     """Temperature, 0 or more; 0 takes the most probable token."""
     top_k: int = 40
-    """Tokens are drawn from so many, the most probable ones; 0 takes all."""
+    """Tokens are drawn from so many, the most probable ones; 0 and -1 take all."""
     top_p: float = 0.95
     """Tokens are drawn from the most probable ones that sum to this probability; 1 takes all."""
     min_p: float = 0.05
@@ -165,7 +166,9 @@ class SamplingConfig:
             kind = "number" if each.type is float else "whole number"
             _require_number(each.name, getattr(self, each.name), kind)
         _require(0 <= self.temp < math.inf, f"temp is {self.temp}; it must be 0 (greedy) or more")
-        _require(0 <= self.top_k <= _MAX_INT32, f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
+        _require(
+            -1 <= self.top_k <= _MAX_INT32, f"top_k is {self.top_k}; it must be 0, -1 (all tokens) or more"
+        )
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             _require(0 <= value <= 1, f"{name} is {value}; it must lie between 0 and 1")
@@ -322,11 +325,17 @@ class ChatConfig:
             _require(folder.is_dir(), f"--stats-json: the folder {folder} does not exist; create it first")
 
     def sampling_of(self, metadata: Callable[[str], Any]) -> SamplingConfig:
-        """Takes the model's own values. metadata: of its file, by key; None for none. Raises ConfigError."""
-        own = {name: metadata(key) for name, key in SAMPLING_KEYS.items() if name not in self.given}
-        values = {name: float(f"{float(each):.6g}") for name, each in own.items() if each is not None}
-        kinds = {name: type(getattr(self.sampling, name)) for name in values}
-        return replace(self.sampling, **{name: kinds[name](each) for name, each in values.items()})
+        """Takes the model's own values that are in range. metadata: of its file, by key; None for none."""
+        sampling = self.sampling
+        for name, key in SAMPLING_KEYS.items():
+            if name in self.given or (value := metadata(key)) is None:
+                continue
+            try:
+                kind: type = type(getattr(sampling, name))
+                sampling = replace(sampling, **{name: kind(float(f"{float(value):.6g}"))})
+            except (ValueError, OverflowError):
+                print(f"pyhobbit: the model's own {key} is left out: it is {value}", file=sys.stderr)
+        return sampling
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def test_thinking_is_shown_and_changed(capsys: pytest.CaptureFixture[str]) -> No
         ("/set temp -1", "temp is -1.0; it must be 0 (greedy) or more"),
         ("/set temp nan", "temp is nan"),
         ("/set top_p 2", "top_p is 2.0; it must lie between 0 and 1"),
-        ("/set top_k -1", "top_k is -1"),
+        ("/set top_k -2", "top_k is -2"),
         ("/set repeat_penalty 0", "repeat_penalty is 0.0"),
         ("/set seed -2", "seed is -2; it must lie between"),
         ("/set max_tokens 0", "max_tokens is 0; it must be positive, or -1 for no limit"),

@@ -236,7 +236,7 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (SamplingConfig, {"seed": 2**32 - 1}, "seed is 4294967295; it must lie between 0 and 4294967294"),
         (EngineConfig, {"n_threads": -2}, "n_threads is -2; it must be positive"),
         (SamplingConfig, {"temp": float("inf")}, "temp is inf; it must be 0 (greedy) or more"),
-        (SamplingConfig, {"top_k": -1}, "top_k is -1; it must be 0 (all tokens) or more"),
+        (SamplingConfig, {"top_k": -2}, "top_k is -2; it must be 0, -1 (all tokens) or more"),
         (SamplingConfig, {"top_k": 2**31}, "top_k is 2147483648"),
         (SamplingConfig, {"top_p": 1.1}, "top_p is 1.1; it must lie between 0 and 1"),
         (SamplingConfig, {"min_p": -0.1}, "min_p is -0.1; it must lie between 0 and 1"),
@@ -295,6 +295,20 @@ def test_the_models_own_sampling_stands_behind_what_is_given() -> None:
     assert replace(config, given=()).sampling_of(own.get) == SamplingConfig(temp=0.11, top_k=7)
     assert replace(config, given=()).sampling_of({}.get) == SamplingConfig(temp=0.5)
     assert ChatConfig().sampling_of(own.get) == SamplingConfig()
+
+
+def test_a_models_own_values_that_cannot_be_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {
+        "general.sampling.top_k": -1,
+        "general.sampling.top_p": 1.5,
+        "general.sampling.temp": "nan",
+        "general.sampling.min_p": 0.25,
+        "general.sampling.penalty_repeat": 0.0,
+    }
+    assert replace(ChatConfig(), given=()).sampling_of(own.get) == SamplingConfig(top_k=-1, min_p=0.25)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert "the model's own general.sampling.top_p is left out: it is 1.5" in lines[1]
 
 
 def test_a_kv_cache_has_types_that_llama_cpp_knows() -> None:
