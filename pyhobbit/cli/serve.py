@@ -195,6 +195,10 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     own = _add_model_options(args, model)
     if (machines := value("--rpc", args.passed_on)) is not None:
         check_rpc_servers(machines)
+    context = str(value("--ctx-size", args.passed_on))
+    embeds = any_given(("--embeddings",), args.passed_on) and not any_given(_BATCH_FLAGS, args.passed_on)
+    if embeds and args.batch is None and context.isdecimal():  # a pass takes the whole of a text
+        args.batch = min(int(context), EngineConfig.max_batch) or None
     cache = cache_config(args)
     images, of_model = _beside_images(model, _of_model(cache, args.passed_on), args)
     placed = _placed(model, of_model, args)
@@ -439,7 +443,7 @@ def _check_memory(
 
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
     """
-    from pyhobbit.engine.plan import check_limit, lay_out  # loads the libraries, as machine does
+    from pyhobbit.engine.plan import check_limit, is_short, lay_out  # loads the libraries, as machine does
     from pyhobbit.native.ffi import lib
     from pyhobbit.native.machine import resident_memory
 
@@ -459,7 +463,7 @@ def _check_memory(
     try:
         return lay_out(model, config, **beside)
     except HobbitError as e:
-        if cache.memory is None:
+        if cache.memory is None or not is_short(e):
             raise
         # llama-server's process is smaller than this one
         of_python = max(0, resident_memory() - _SERVER_BYTES)
