@@ -111,7 +111,7 @@ def test_weights_that_no_shard_has_are_named(tmp_path: Path) -> None:
     folder = write_checkpoint(
         tmp_path / "n", {name: each for name, each in weights.items() if name != "model.norm.weight"}
     )
-    assert "has no weights for output_norm.weight" in refusal(folder)
+    assert "tensor 'output_norm.weight' not found; download the rest" in refusal(folder)
 
 
 def test_shards_with_an_index_are_the_single_file(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import models
 import pytest
 
-from pyhobbit.engine import llama
+from pyhobbit.model import loading
+
+OTHER = "take another file of the model, or a newer pyhobbit"
 
 
 @pytest.mark.parametrize(
@@ -20,17 +23,18 @@ from pyhobbit.engine import llama
         (f"read error: {os.strerror(errno.EIO)}", "the system refused it"),
         (f"mmap failed: {os.strerror(errno.ENOMEM)}", "free some memory"),
         ("unable to allocate CPU buffer", "free some memory"),
-        (f"seek error: {os.strerror(errno.EINVAL)}", llama.DAMAGED),
-        ("tensor 'a' data is not within the file bounds", llama.DAMAGED),
+        (f"seek error: {os.strerror(errno.EINVAL)}", OTHER),
+        ("tensor 'a' data is not within the file bounds", OTHER),
     ],
 )
 def test_the_hint_follows_the_reason(reason: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama, "last_error", lambda: None)
-    monkeypatch.setattr(llama.log, "errors", [f"load: {reason}\n"])
-    text = llama.load_failure("m", llama.DAMAGED)
+    monkeypatch.setattr(loading, "last_error", lambda: None)
+    monkeypatch.setattr(loading.log, "errors", [f"load: {reason}\n"])
+    text = loading.load_failure("m")
     assert reason in text
     assert hint in text
-    assert (hint == llama.DAMAGED) == ("download" in text)
+    assert (hint == OTHER) == ("another file" in text)
+    assert "damaged" not in text
 
 
 @pytest.mark.model
@@ -41,3 +45,9 @@ def test_a_cpu_library_without_our_kernels_is_refused(monkeypatch: pytest.Monkey
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "error: the CPU backend that was loaded is another llama.cpp's" in refused.stderr
+
+
+def test_damage_is_said_of_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.gguf").write_bytes(models.tiny().read_bytes()[:-100])
+    monkeypatch.setattr(loading.log, "errors", ["load: tensor 'a' data is not within the file bounds\n"])
+    assert "is truncated: tensor 'output" in loading.load_failure(tmp_path / "m.gguf")
