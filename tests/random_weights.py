@@ -184,6 +184,15 @@ def write_model(model: Model, path: Path, lib_dir: Path, seed: int = 1, progress
         part.unlink(missing_ok=True)
 
 
+def write_header(model: Model, path: Path) -> None:
+    """Writes `model` with a hole in place of its weights: a file of any size, which takes no room."""
+    writer = _write_header(model, path)
+    writer.close()
+    with path.open("ab") as file:
+        sizes = [file.tell(), *(t.n_rows * t.row_bytes for t in model.tensors)]
+        file.truncate(sum(writer.ggml_pad(size, writer.data_alignment) for size in sizes))
+
+
 def write_tensors(writer: GGUFWriter, tensors: list[Tensor], quantizer: Quantizer, seed: int = 1) -> None:
     """Adds the tensors to a writer that has all keys, and closes it. Memory needed: one tensor."""
     _write_infos(writer, tensors)

@@ -178,14 +178,28 @@ HOBBIT_API struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_mo
 // is kept free of experts, see hobbit_info. REQUIRES: before hobbit_plan_pools and the first context.
 HOBBIT_API void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes);
 
-// Memory that the first context would allocate.
-struct hobbit_pool_plan {
-    uint64_t pool_bytes;  // bytes of all devices' pools, or of host memory if they are there
-    uint64_t batch_bytes; // memory of computing beside the pools and llama.cpp's buffers
-    bool     holds_all;   // the pools have room for every expert in its best precision
+// Why a model cannot be opened as it is planned.
+enum hobbit_shortage {
+    HOBBIT_SHORT_OF_NOTHING       = 0, // it can, or the reason is not memory
+    HOBBIT_SHORT_OF_MEMORY        = 1, // hobbit.memory is below the smallest that works
+    HOBBIT_SHORT_OF_POOLS         = 2, // hobbit.pools is
+    HOBBIT_SHORT_OF_DEVICE_MEMORY = 3, // hobbit.device_memory is
+    HOBBIT_SHORT_OF_FREE_MEMORY   = 4, // the host, or a device, has too little free memory
+    HOBBIT_SHORT_OF_SNAPSHOTS     = 5, // hobbit.least_snapshots of them leave the pools no room
+    HOBBIT_ABOVE_LIMIT            = 6, // the process may not hold as much as it is told to
 };
 
-// Plans the pools and allocates nothing. Arguments and errors as of hobbit_open_context. REQUIRES: before it
+// Memory that the first context would allocate.
+struct hobbit_pool_plan {
+    uint64_t             pool_bytes;     // bytes of all devices' pools, or of host memory if they are there
+    uint64_t             batch_bytes;    // memory of computing beside the pools and llama.cpp's buffers
+    uint64_t             prefetch_bytes; // the predictor's part of batch_bytes
+    bool                 holds_all;      // the pools have room for every expert in its best precision
+    enum hobbit_shortage shortage;
+};
+
+// Plans the pools: allocates nothing and reads nothing. Afterwards hobbit_get_info and hobbit_get_device tell the
+// planned pools. Arguments and errors as of hobbit_open_context. REQUIRES: before it
 HOBBIT_API bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch,
                                   struct hobbit_pool_plan * plan, char * err, size_t err_size);
 
@@ -320,7 +334,7 @@ struct hobbit_info {
     uint64_t tier_bytes_low;
     double   token_bytes_high; // experts that a token uses in all layers, if all of them are of this tier
     double   token_bytes_low;
-    uint64_t pool_bytes_high; // 0 before the first context
+    uint64_t pool_bytes_high; // 0 before they are planned
     uint64_t pool_bytes_low;
     uint32_t pool_slots_high; // experts that fit
     uint32_t pool_slots_low;
@@ -342,7 +356,7 @@ HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info *
 struct hobbit_device_info {
     const char * name;            // as ggml names it; valid for ever
     uint32_t     n_layers;        // layers with routed experts that it computes
-    uint32_t     pool_slots_high; // 0 before the first context
+    uint32_t     pool_slots_high; // 0 before they are planned
     uint32_t     pool_slots_low;
     uint64_t     pool_bytes_high;
     uint64_t     pool_bytes_low;

@@ -24,24 +24,6 @@ LLAMA_API struct hobbit_context * llama_expert_cache_context(const struct llama_
 // Valid for ever. Any thread may call it.
 LLAMA_API const char * llama_lost_machine(void);
 
-// Bytes in host memory: weights with the vocabulary, KV cache and the like, compute buffers. Devices count only as
-// their compute buffers. `snapshot`: of what a snapshot of one sequence holds (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY), 0
-// where tokens can be removed without one; not a part of the others. Where the model was opened
-// with no_alloc: what they would be.
-struct llama_host_memory {
-    uint64_t model;
-    uint64_t context;
-    uint64_t compute;
-    uint64_t device_compute;
-    uint64_t snapshot;
-};
-
-LLAMA_API struct llama_host_memory llama_get_host_memory(const struct llama_context * ctx);
-
-// The context keeps the states that a draft head (MTP) reads with its tokens, if `masked` only those of tokens whose
-// logits are wanted.
-LLAMA_API void llama_keep_head_states(struct llama_context * ctx, bool masked);
-
 #ifdef __cplusplus
 }
 #endif

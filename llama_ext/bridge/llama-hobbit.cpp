@@ -5,13 +5,9 @@
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-expert-cache.h"
-#include "llama-ext.h"
-#include "llama-kv-cache-dsa-iswa.h"
-#include "llama-kv-cache-dsv4.h"
-#include "llama-memory-hybrid-iswa.h"
-#include "llama-memory-hybrid.h"
 #include "llama-model-loader.h"
 #include "llama-model.h"
+#include "llama-plan.h"
 
 #include <algorithm>
 #include <climits>
@@ -279,10 +275,6 @@ hobbit_context * llama_expert_cache_context(const llama_context * ctx) {
     return ctx->hobbit.get();
 }
 
-void llama_keep_head_states(llama_context * ctx, bool masked) {
-    llama_set_embeddings_nextn(ctx, true, masked);
-}
-
 static hobbit_gating llama_hobbit_gating(const llama_hparams & hparams) {
     switch (hparams.expert_gating_func) {
         case LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID:       return HOBBIT_GATING_SIGMOID;
@@ -323,102 +315,6 @@ static void llama_hobbit_read_graph(ggml_cgraph * graph, hobbit_router & router)
             default:              last = node;
         }
     }
-}
-
-// repacked weights lie in a buffer type of the CPU that is not a host buffer type
-static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
-    ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
-    return ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
-}
-
-// How often memory_breakdown() counts a compute buffer of this type: with no_alloc, once for each backend that shares
-// it.
-static size_t llama_hobbit_times_counted(const llama_context & lctx, ggml_backend_buffer_type_t buft) {
-    ggml_backend_sched_t sched = lctx.get_sched();
-    size_t               times = 0;
-    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        times += ggml_backend_sched_get_buffer_type(sched, ggml_backend_sched_get_backend(sched, i)) == buft;
-    }
-    return lctx.get_model().hparams.no_alloc && times > 0 ? times : 1;
-}
-
-// The CPU converts a batch's activations for each matrix product: two bytes for each at most.
-static size_t llama_hobbit_work_bytes(const llama_context & lctx) {
-    int64_t widest = 0;
-    for (const auto & [name, tensor] : lctx.get_model().tensors_by_name) {
-        widest = std::max(widest, tensor->ne[0]);
-    }
-    return size_t(widest) * lctx.get_cparams().n_ubatch * sizeof(ggml_fp16_t);
-}
-
-// llama.cpp's memory for the vocabulary: a token's text in two tables and as it is printed, and for merges nearly as
-// many entries.
-static size_t llama_hobbit_vocabulary_bytes(const llama_vocab & vocab) {
-    static constexpr size_t TOKEN = 144;
-    static constexpr size_t MERGE = 120;
-    return size_t(vocab.n_tokens()) * (TOKEN + (vocab.get_type() == LLAMA_VOCAB_TYPE_BPE ? MERGE : 0));
-}
-
-template <typename Memory>
-static size_t llama_hobbit_bytes(const Memory & memory) {
-    size_t sum = 0;
-    for (const auto & [buft, size] : memory.memory_breakdown()) {
-        sum += size;
-    }
-    return sum;
-}
-
-// Bytes of the cells that one sequence fills in layers with a window.
-static size_t llama_hobbit_window_bytes(const llama_context & lctx, const llama_kv_cache & kv) {
-    const uint32_t n_cells = lctx.get_model().hparams.n_swa + lctx.get_cparams().n_ubatch;
-    return llama_hobbit_bytes(kv) / kv.get_size() / kv.get_n_stream() * std::min(kv.get_size(), n_cells);
-}
-
-// Bytes of one sequence's states and windows.
-static size_t llama_hobbit_snapshot_bytes(const llama_context & lctx, const llama_memory_i * memory) {
-    if (const auto * m = dynamic_cast<const llama_memory_recurrent *>(memory)) {
-        return llama_hobbit_bytes(*m) / std::max(m->size, 1u);
-    }
-    if (const auto * m = dynamic_cast<const llama_memory_hybrid *>(memory)) {
-        return llama_hobbit_snapshot_bytes(lctx, m->get_mem_recr());
-    }
-    if (const auto * m = dynamic_cast<const llama_memory_hybrid_iswa *>(memory)) {
-        return llama_hobbit_snapshot_bytes(lctx, m->get_mem_recr()) +
-               llama_hobbit_snapshot_bytes(lctx, m->get_mem_attn());
-    }
-    if (const auto * m = dynamic_cast<const llama_kv_cache_iswa *>(memory)) {
-        return llama_hobbit_window_bytes(lctx, *m->get_swa());
-    }
-    if (const auto * m = dynamic_cast<const llama_kv_cache_dsa_iswa *>(memory)) {
-        return llama_hobbit_window_bytes(lctx, *m->get_swa());
-    }
-    if (const auto * m = dynamic_cast<const llama_kv_cache_dsv4 *>(memory)) {
-        size_t states = 0;
-        for (const llama_dsv4_comp_state * each : { m->get_csa_state(), m->get_hca_state(), m->get_lid_state() }) {
-            states += llama_hobbit_bytes(*each) / each->get_n_stream();
-        }
-        return llama_hobbit_snapshot_bytes(lctx, m->get_raw()) + states;
-    }
-    return 0;
-}
-
-llama_host_memory llama_get_host_memory(const llama_context * ctx) {
-    llama_host_memory sum = {};
-    for (const auto & [buft, size] : ctx->memory_breakdown()) {
-        if (llama_hobbit_is_host_memory(buft)) {
-            sum.model   += size.model;
-            sum.context += size.context;
-            sum.compute += size.compute / llama_hobbit_times_counted(*ctx, buft);
-        } else {
-            sum.device_compute += size.compute / llama_hobbit_times_counted(*ctx, buft);
-        }
-    }
-    sum.model   += llama_hobbit_vocabulary_bytes(ctx->get_model().vocab);
-    sum.compute += llama_hobbit_work_bytes(*ctx);
-
-    const size_t states = llama_hobbit_snapshot_bytes(*ctx, ctx->get_memory());
-    sum.snapshot        = states + states / 64; // with positions and the like
-    return sum;
 }
 
 // Returns false for operations that a damaged header can cause and for which the CPU backend ends the process: a
@@ -471,11 +367,11 @@ static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & 
             throw std::runtime_error(err);
         }
     }
-    const llama_host_memory size    = llama_get_host_memory(&lctx);
+    const llama_hobbit_plan needs   = llama_hobbit_needs(lctx);
     hobbit_context *        context = nullptr;
-    hobbit_set_snapshot_size(model, size.snapshot);
-    if (!hobbit_open_context(model, size.model + size.context + size.compute, lctx.get_cparams().n_ubatch, &context,
-                             err, sizeof(err))) {
+    hobbit_set_snapshot_size(model, needs.snapshot);
+    if (!hobbit_open_context(model, needs.weights + needs.context + needs.compute, lctx.get_cparams().n_ubatch,
+                             &context, err, sizeof(err))) {
         throw std::runtime_error(err);
     }
     return llama_hobbit_context_ptr(context);

@@ -443,7 +443,7 @@ def _check_memory(
 
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
     """
-    from pyhobbit.engine.plan import check_limit, is_short, lay_out  # loads the libraries, as machine does
+    from pyhobbit.engine.plan import ShortOfMemory, check_limit, lay_out  # loads the libraries, as machine does
     from pyhobbit.native.ffi import lib
     from pyhobbit.native.machine import resident_memory
 
@@ -463,7 +463,7 @@ def _check_memory(
     try:
         return lay_out(model, config, **beside)
     except HobbitError as e:
-        if cache.memory is None or not is_short(e):
+        if cache.memory is None or not isinstance(e, ShortOfMemory):
             raise
         # llama-server's process is smaller than this one
         of_python = max(0, resident_memory() - _SERVER_BYTES)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from pyhobbit._tables import COUNTERS, SETTINGS, CacheInfo, DeviceInfo, Latency, PoolPlan
+from pyhobbit._tables import COUNTERS, SETTINGS, CacheInfo, DeviceInfo, Latency
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import cache_context, check, expert_cache, ffi, lib, lost_machine
@@ -55,22 +55,6 @@ class Cache:
         while self and lib.hobbit_get_latency(self._pointer, 0, len(found), values):
             found.append(Latency(**_fields(Latency, values)))
         return tuple(found)
-
-    def prepare(self, model_bytes: int, n_batch: int) -> None:
-        """Allocates the pools as the first context does. Raises HobbitError."""
-        context = ffi.new("hobbit_context **")
-        check(lib.hobbit_open_context, self._pointer, model_bytes, n_batch, context)
-        lib.hobbit_close_context(context[0])
-
-    def set_snapshot_size(self, n_bytes: int) -> None:
-        """Sets the size of snapshots for plan_pools() and prepare(): hobbit_set_snapshot_size."""
-        lib.hobbit_set_snapshot_size(self._pointer, n_bytes)
-
-    def plan_pools(self, model_bytes: int, n_batch: int) -> PoolPlan:
-        """Plans what prepare() would allocate: hobbit_plan_pools. Raises HobbitError."""
-        values = ffi.new("struct hobbit_pool_plan *")
-        check(lib.hobbit_plan_pools, self._pointer, model_bytes, n_batch, values)
-        return PoolPlan(**_fields(PoolPlan, values))
 
     def set_observer(self, observer: Any) -> None:
         """Reports layers to a cffi callback of type hobbit_observer, or to none by NULL."""

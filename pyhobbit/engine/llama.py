@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from pyhobbit.engine.cache import Cache
-from pyhobbit.engine.head import check_head, memory_with_head
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ComputeError, ContextError, HobbitError, LoadError
 from pyhobbit.model.loading import load_failure, log
-from pyhobbit.native.ffi import HostMemory, host_memory, llama
+from pyhobbit.native.ffi import Needs, llama, plan_needs
 from pyhobbit.native.files import atomic_output
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
@@ -134,9 +133,6 @@ class LoadedModel:
     def n_vocab(self) -> int:
         return llama.llama_vocab_n_tokens(self.vocab)
 
-    def n_embd(self) -> int:
-        return llama.llama_model_n_embd(self.pointer)
-
     def has_state(self) -> bool:
         """True if a sequence has a state that cannot go back to an earlier token."""
         is_recurrent = llama.llama_model_is_recurrent(self.pointer)
@@ -205,7 +201,7 @@ class Model(LoadedModel):
         has_head: bool = False,
     ) -> None:
         if has_head:
-            check_head(path)
+            _check_head(path)
         self.has_head = has_head
         overrides = kv_overrides(llama, settings)
         params = llama.llama_model_default_params()
@@ -240,6 +236,19 @@ class Model(LoadedModel):
         llama.llama_model_free(self.pointer)
 
 
+def _check_head(path: Path) -> None:
+    """Raises HobbitError where the file does not hold a draft head."""
+    from pyhobbit.model.model_file import holds_head, model_parts  # takes memory that others save
+
+    files = model_parts(path)
+    if holds_head(tensor.name for file in files for tensor in file.tensors):
+        return
+    architecture = files[0].get("general.architecture", "")
+    is_announced = files[0].get(f"{architecture}.nextn_predict_layers", 0) > 0
+    lacks = "announces a draft head (MTP) and does not hold it" if is_announced else "has no draft head (MTP)"
+    raise HobbitError(f"{path.name} {lacks}; run it without, or use a file that holds one")
+
+
 class Context:
     """One sequence and its KV cache. Holds the model, which must outlive it. Raises HobbitError."""
 
@@ -264,11 +273,9 @@ class Context:
     def close(self) -> None:
         llama.llama_free(self.pointer)
 
-    def memory(self) -> HostMemory:
-        """Bytes that it and the model hold. In a simulated session a draft head counts as well."""
-        if self.model.has_head:
-            return memory_with_head(self.model.pointer, self.pointer, self._params)
-        return host_memory(self.pointer)
+    def needs(self) -> Needs:
+        """Bytes that a simulated one and its model need; the pools so planned are those of Cache.info()."""
+        return plan_needs(self.pointer, self._params if self.model.has_head else None)
 
     def evaluate(self, tokens: Sequence[int], watch: Watch | None = None) -> bool:
         """Appends tokens to the KV cache and computes the logits after the last; False when aborted.

@@ -13,21 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from pyhobbit._tables import DeviceInfo
-from pyhobbit.engine.batch import best_batch, best_context, smaller_context
+from pyhobbit.engine.batch import best_batch, best_context, sized, smaller_context
 from pyhobbit.engine.llama import KeepGoing, Model, SetContext, SetModel
 from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import opening
-from pyhobbit.native.ffi import HostMemory, llama
+from pyhobbit.native.ffi import Needs, lib, llama
 from pyhobbit.native.machine import available_memory, memory_limit, memory_turn, resident_memory, trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # bytes of llama.cpp for a token of context beside the KV cache, even when it simulates
-_SHORT = "memory budget"  # the engine's errors about host memory name it
-_PREDICTOR_BYTES = 2  # bytes of a router's weight in the predictor's copy
-_GAIN_BYTES = 4  # bytes of a norm's gain in the predictor's copy
+
+
+class ShortOfMemory(HobbitError):  # noqa: N818 - what is short, not an error of the program
+    """Less memory would be left than the model needs."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +210,7 @@ def lay_out(
     overrides: further settings of llama.cpp, by key.
     """
     check_limit(config.cache.memory)
-    # opening would empty such files
-    ours = replace(config.cache, trace=None, timeline=None).settings()
-    settings = {**config.overrides, **overrides, **ours}
-    if config.cache.trace is not None or config.cache.timeline is not None:
-        settings["hobbit.enable"] = True
+    settings = {**config.overrides, **overrides, **config.cache.settings()}
     process, available = resident_memory(), available_memory()
     fill = _bounded(context or one_sequence(config))
     with (
@@ -221,53 +218,29 @@ def lay_out(
         Session(path, settings, fill, set_model=model, simulated=True, has_head=config.draft_head) as session,
     ):
         _check_rollback(session, config)
-
-        def beside(held: HostMemory) -> int:
-            return _beside_pools(held, session, config)
-
         chooses = context is None and config.n_ctx is None
         if chooses:
-            fill = _bounded(fill, best_context(session, fill, beside, config))
+            fill = sized(fill, best_context(session, fill, config), session.context.n_ubatch)
             session.replace_context(fill)
-        memory, n_batch = session.context.memory(), session.context.n_ubatch
-        if session.cache and config.n_batch is None:
-            best = best_batch(session, fill, beside)
-            if best is not None:
-                memory, n_batch = best.memory, best.n_tokens
+        if session.cache and config.n_batch is None and (n_batch := best_batch(session, fill)):
+            session.replace_context(sized(fill, session.context.n_ctx, n_batch))
+        needs = session.context.needs()
+        devices = session.cache.devices() if session.cache.info().get("on_device") else ()
         plan = MemoryPlan(
             info=session.info(config.cache.memory),
             available=available,
             process=process,
-            weights=memory.model,
-            context=memory.context,
-            compute=memory.compute,
-            n_batch=n_batch,
+            weights=needs.weights,
+            context=needs.context,
+            compute=needs.compute,
+            n_batch=session.context.n_ubatch,
             chose_context=chooses,
-            head=memory.head,
+            head=needs.head,
+            device=",".join(each.name for each in devices) or None,
+            devices=devices,
         )
-        # the weights of a model without a cache are mapped: they need not fit
-        needed = plan.beside_pools - (0 if plan.info.cached else plan.weights)
-        if needed > plan.available:
-            raise HobbitError(
-                f"{plan.info.model} does not fit into memory: {_needs(plan)}, and "
-                f"{format_size(plan.available)} are free; free some memory, or use a smaller context"
-            )
-        if not plan.info.cached:
-            return plan
-        smaller = partial(smaller_context, session, fill, beside)
-        return _with_pools(plan, session, beside(memory), config.cache, smaller)
-
-
-def _beside_pools(memory: HostMemory, session: Session, config: EngineConfig) -> int:
-    """Bytes that the model holds beside its pools, as the engine is told."""
-    held = memory.model + memory.context + memory.compute
-    session.cache.set_snapshot_size(memory.snapshot)
-    info = session.info(config.cache.memory)
-    stacks_routers = config.cache.prefetch != 0 and config.cache.predictor in (None, "router")
-    if not info.on_device and stacks_routers:
-        n_rows = info.n_all_experts * _PREDICTOR_BYTES + info.n_layers * _GAIN_BYTES
-        held += n_rows * session.model.n_embd()
-    return held
+        _check(plan, needs, partial(smaller_context, session, fill))
+        return plan
 
 
 def _check_rollback(session: Session, config: EngineConfig) -> None:
@@ -288,12 +261,11 @@ def check_limit(memory: int | None) -> None:
         )
 
 
-def _bounded(set_context: SetContext, n_ctx: int | None = None) -> SetContext:
-    """Refuses a context beyond free memory. n_ctx: tokens of context in place of its own number."""
+def _bounded(set_context: SetContext) -> SetContext:
+    """Refuses a context beyond free memory."""
 
     def fill(params: Any, model: Model) -> None:
         set_context(params, model)
-        params.n_ctx = n_ctx or params.n_ctx
         if params.n_ctx * _CELL_BYTES > available_memory():
             raise HobbitError(
                 f"a context of {params.n_ctx} tokens does not fit into memory; use a smaller --ctx"
@@ -302,33 +274,24 @@ def _bounded(set_context: SetContext, n_ctx: int | None = None) -> SetContext:
     return fill
 
 
-def _with_pools(
-    plan: MemoryPlan, session: Session, beside: int, cache: CacheConfig, smaller: Callable[[], int | None]
-) -> MemoryPlan:
-    try:
-        session.cache.prepare(beside, plan.n_batch)
-    except HobbitError as e:
-        if cache.pools is not None or _SHORT not in str(e):
-            raise  # it is not about what a model takes beside its pools
-        prefetch = beside - plan.weights - plan.context - plan.compute
-        others = [f"{format_size(prefetch)} to prefetch"] if prefetch > 0 else []
-        others.append(f"{format_size(plan.process)} for Python and libraries")
-        needs = ", ".join([_needs(plan), *others])
+def _check(plan: MemoryPlan, needs: Needs, smaller: Callable[[], int | None]) -> None:
+    """Raises HobbitError where it does not fit. smaller: finds a context that does."""
+    # the weights of a model without a cache are mapped: they need not fit
+    needed = plan.beside_pools - (0 if plan.info.cached else plan.weights)
+    if needed > plan.available:
+        raise ShortOfMemory(
+            f"{plan.info.model} does not fit into memory: {_needs(plan)}, and "
+            f"{format_size(plan.available)} are free; free some memory, or use a smaller context"
+        )
+    error = needs.error
+    if needs.shortage == lib.HOBBIT_SHORT_OF_MEMORY:
+        prefetch = f"{format_size(needs.prefetch_bytes)} to prefetch, " if needs.prefetch_bytes else ""
+        parts = f"{_needs(plan)}, {prefetch}{format_size(plan.process)} for Python and libraries"
+        error += f" ({plan.info.model} takes {parts}; the rest is for work buffers and the smallest pools)"
         n_ctx = smaller()
-        raise HobbitError(
-            f"{e} ({plan.info.model} takes {needs}; the rest is for work buffers and the smallest pools)"
-            f"{f'; --ctx {n_ctx} would do' if n_ctx else ''}"
-        ) from e
-    plan = replace(plan, info=replace(plan.info, **session.cache.info()))
-    if not plan.info.on_device:
-        return plan
-    devices = session.cache.devices()
-    return replace(plan, device=",".join(each.name for each in devices), devices=devices)
-
-
-def is_short(error: HobbitError) -> bool:
-    """Tells if lay_out() raised it for a lack of memory."""
-    return _SHORT in str(error) or "fit into memory" in str(error)
+        raise ShortOfMemory(error + (f"; --ctx {n_ctx} would do" if n_ctx else ""))
+    if error:
+        raise HobbitError(error)
 
 
 def _needs(plan: MemoryPlan) -> str:

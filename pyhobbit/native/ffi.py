@@ -42,14 +42,20 @@ except ImportError as e:
 llama: Any = _import_llama()
 
 
-class HostMemory(ctypes.Structure):
-    """struct llama_host_memory (llama-expert-cache.h): bytes in host memory, and those of compute buffers of
-    devices and of a snapshot."""
+class Needs(ctypes.Structure):
+    """struct llama_hobbit_plan (llama-plan.h), and the struct hobbit_pool_plan in it."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("model", "context", "compute", "device_compute", "snapshot")
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("weights", "context", "compute", "device_compute", "head")),
+        *((name, ctypes.c_uint64) for name in ("snapshot", "pool_bytes", "batch_bytes", "prefetch_bytes")),
+        *(("holds_all", ctypes.c_bool), ("shortage", ctypes.c_int)),
     )
-    head = 0  # bytes of context and compute that a draft head takes
+    error = ""  # why the model cannot be opened like this
+
+    @property
+    def of_context(self) -> int:
+        """Bytes that the context and computing take, on devices too."""
+        return int(self.context + self.compute + self.device_compute + self.batch_bytes)
 
 
 def _declared(function: Any, result: Any, *arguments: Any) -> Any:
@@ -60,11 +66,8 @@ def _declared(function: Any, result: Any, *arguments: Any) -> Any:
 _lib = llama.llama_cpp._lib
 _expert_cache = _declared(_lib.llama_model_expert_cache, ctypes.c_void_p, ctypes.c_void_p)
 _context = _declared(_lib.llama_expert_cache_context, ctypes.c_void_p, ctypes.c_void_p)
-host_memory = _declared(_lib.llama_get_host_memory, HostMemory, ctypes.c_void_p)
-"""Memory that a llama_context and its model hold, or would hold if opened with no_alloc: HostMemory."""
 _lost_machine = _declared(_lib.llama_lost_machine, ctypes.c_char_p)
-keep_head_states = _declared(_lib.llama_keep_head_states, None, ctypes.c_void_p, ctypes.c_bool)
-"""llama_keep_head_states of llama-expert-cache.h: context, masked."""
+_plan_make = _declared(_lib.llama_hobbit_plan_make, ctypes.c_bool, *[ctypes.c_void_p] * 4, ctypes.c_size_t)
 
 
 def lost_machine() -> str | None:
@@ -121,6 +124,18 @@ def expert_cache(model: Any) -> Any:
 def cache_context(context: Any) -> Any:
     """The hobbit_context of a llama_context, valid while that is; NULL without an expert cache."""
     return ffi.cast("hobbit_context *", _context(context) or 0)
+
+
+def plan_needs(context: Any, head: Any) -> Needs:
+    """llama_hobbit_plan_make: the needs of a llama_context that was opened with no_alloc, and of its model.
+
+    head: the context's parameters where the file's draft head runs beside it, else None.
+    """
+    needs, err = Needs(), ctypes.create_string_buffer(_ERR_SIZE)
+    parameters = None if head is None else ctypes.byref(head)
+    if not _plan_make(context, parameters, ctypes.byref(needs), err, _ERR_SIZE):
+        needs.error = err.value.decode("utf-8", "replace")
+    return needs
 
 
 def check(call: Callable[..., bool], *args: Any) -> None:

@@ -28,7 +28,15 @@ class status {
         return s;
     }
 
+    // The error with a number by which its callers tell it from others; 0: they need not.
+    status because(int reason) && {
+        reason_ = reason;
+        return std::move(*this);
+    }
+
     bool ok() const { return message_.empty(); }
+
+    int reason() const { return reason_; }
 
     bool is_aborted() const { return aborted_; }
 
@@ -36,6 +44,7 @@ class status {
 
   private:
     std::string message_;
+    int         reason_  = 0;
     bool        aborted_ = false;
 };
 

@@ -52,6 +52,9 @@ class expert_cache {
 
     uint32_t n_slots(tier_id tier) const { return slots_[tier].n_slots(); }
 
+    // Lessens the number to that of the slots that allocate would give the tier's pool.
+    status fit(tier_id tier, uint32_t & n_slots) const { return slots_[tier].fit(n_slots); }
+
     //
     // demand
     //

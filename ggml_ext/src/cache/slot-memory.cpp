@@ -119,6 +119,13 @@ void slot_memory::commit_pages() {
     commit_.start(std::move(pages), spare_);
 }
 
+status slot_memory::fit(uint32_t & n_slots) const {
+    slot_layout::bank_plan plan;
+    HOBBIT_TRY(n_slots > 0 ? slot_layout(layout_).plan_banks(n_slots, plan) : status());
+    n_slots = plan.n_slots;
+    return {};
+}
+
 status slot_memory::allocate(uint32_t n_slots, uint64_t spare) {
     slot_layout::bank_plan plan;
     HOBBIT_TRY(layout_.plan_banks(n_slots, plan));

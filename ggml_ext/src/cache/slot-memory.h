@@ -31,6 +31,9 @@ class slot_memory {
     size_t slot_size() const { return layout_.slot_size(); }
     size_t overhead() const { return layout_.overhead(); }
 
+    // Lessens the number to that of the slots that allocate() would have.
+    status fit(uint32_t & n_slots) const;
+
     // Allocates n_slots slots, or fewer if that many would exceed n_slots * slot_size() + overhead() on a device.
     // `spare`: of the system's memory, for has_memory; 0: the pool takes all of its size. REQUIRES: n_slots > 0, and
     // nobody uses memory of an earlier call.

@@ -24,6 +24,7 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
         options.paths     = shared.index.calibration().paths;
         options.bar       = shared.config.number("hobbit.prefetch_bar");
         options.n_experts = shared.index.experts_by_layer();
+        options.width     = uint32_t(shared.index.width());
         for (layer_id layer = 0; layer < shared.index.n_layers(); layer++) {
             options.n_used.push_back(shared.index.layer(layer).n_used);
         }
@@ -74,7 +75,7 @@ uint64_t device_engine::rows(uint32_t n_batch) const {
     if (shared_.host) { // rows that come from host memory
         bytes += uint64_t(n_all) * sizeof(float) * uint64_t(inner_graph::enough_rows);
     }
-    return bytes + (predictor_ ? predictor_->bytes() : 0);
+    return bytes + predictor_bytes();
 }
 
 device_memory device_engine::memory(uint64_t rows, const pool_demand & host) const {
@@ -126,12 +127,12 @@ void device_engine::start(prefetcher * prefetcher, run_state & run) {
                                 predictor_.get(), share_.get() }));
 }
 
-hobbit_device_info device_engine::info() const {
+hobbit_device_info device_engine::info(const pool_slots & slots) const {
     hobbit_device_info i = {};
     i.name               = ggml_backend_dev_name(device_);
     i.n_layers           = n_layers();
-    i.pool_slots_high    = cache_.n_slots(tier_id::high);
-    i.pool_slots_low     = cache_.n_slots(tier_id::low);
+    i.pool_slots_high    = slots[tier_id::high];
+    i.pool_slots_low     = slots[tier_id::low];
     i.pool_bytes_high    = i.pool_slots_high * cache_.slot_size(tier_id::high);
     i.pool_bytes_low     = i.pool_slots_low * cache_.slot_size(tier_id::low);
     i.bytes_transferred  = cache_.transferred().bytes;

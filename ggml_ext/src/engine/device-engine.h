@@ -59,8 +59,9 @@ class device_engine {
 
     pool_demand demand() const;
 
-    // Bytes of the device's memory that computing takes beside the pools.
+    // Bytes of the device's memory that computing takes beside the pools, and of these the predictor's.
     uint64_t rows(uint32_t n_batch) const;
+    uint64_t predictor_bytes() const { return predictor_ ? predictor_->bytes() : 0; }
 
     // Input for the plan of the device's pools. REQUIRES: the device has memory of its own
     device_memory memory(uint64_t rows, const pool_demand & host) const;
@@ -79,7 +80,8 @@ class device_engine {
     // REQUIRES: started
     moe_executor & executor() { return *executor_; }
 
-    hobbit_device_info info() const;
+    // slots: of the pools, as planned or allocated.
+    hobbit_device_info info(const pool_slots & slots) const;
 
     // Measured times of experts on the device and the CPU; empty if the CPU has no share.
     std::vector<hobbit_latency> latencies() const {

@@ -180,6 +180,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     for (ggml_backend_dev_t device : devices) {
         engines_.push_back(std::make_unique<device_engine>(this, device, shared));
     }
+    slots_.devices.resize(engines_.size());
 
     policy_options options;
     options.name      = settings_.policy();
@@ -407,17 +408,17 @@ hobbit_info hobbit_model::info() const {
     i.n_absent_high    = index_.n_absent_high();
     i.n_unused         = index_.n_unused();
     i.on_device        = host_ != nullptr;
-    i.snapshot_bytes   = snapshot_bytes_;
-    for (const auto & engine : engines_) {
-        const hobbit_device_info here  = engine->info();
+    i.snapshot_bytes   = slots_.snapshot_bytes;
+    for (size_t e = 0; e < engines_.size(); e++) {
+        const hobbit_device_info here  = engines_[e]->info(slots_.devices[e]);
         i.pool_slots_high             += here.pool_slots_high;
         i.pool_slots_low              += here.pool_slots_low;
         i.pool_bytes_high             += here.pool_bytes_high;
         i.pool_bytes_low              += here.pool_bytes_low;
     }
     if (host_) {
-        i.host_slots_high = host_->n_slots(tier_id::high);
-        i.host_slots_low  = host_->n_slots(tier_id::low);
+        i.host_slots_high = slots_.host[tier_id::high];
+        i.host_slots_low  = slots_.host[tier_id::low];
         i.host_bytes_high = i.host_slots_high * host_->slot_size(tier_id::high);
         i.host_bytes_low  = i.host_slots_low * host_->slot_size(tier_id::low);
     }
@@ -429,7 +430,7 @@ bool hobbit_model::device_info(size_t i, hobbit_device_info & info) const {
     if (i >= engines_.size()) {
         return false;
     }
-    info = engines_[i]->info();
+    info = engines_[i]->info(slots_.devices[i]);
     return true;
 }
 

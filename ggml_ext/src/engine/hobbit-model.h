@@ -144,7 +144,7 @@ struct hobbit_model final : public hobbit::split_runner {
   private:
     hobbit_model() = default;
 
-    // Slots of all pools.
+    // Slots of all pools, as planned or allocated.
     struct model_slots {
         std::vector<hobbit::pool_slots> devices; // [engine]
         hobbit::pool_slots              host           = {};
@@ -167,12 +167,11 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status       check_further_context(uint64_t model_bytes) const REQUIRES(mutex_);
     hobbit::other_memory memory_beside(uint64_t model_bytes) const;
     uint64_t             host_rows(uint32_t n_batch) const;
-    hobbit::status       plan_devices(hobbit::other_memory other, uint32_t n_batch, model_slots & slots) const;
     hobbit::status       plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const;
+    hobbit::status       keep_slots(model_slots slots) REQUIRES(mutex_);
     hobbit::status       prepare(uint64_t model_bytes, uint32_t n_batch) REQUIRES(mutex_);
     hobbit::status       allocate(uint64_t model_bytes, uint32_t n_batch) REQUIRES(mutex_);
     hobbit::status       allocate_host(const hobbit::pool_slots & slots) REQUIRES(mutex_);
-    hobbit::status       start_sharing(const hobbit::pool_slots & host_slots) REQUIRES(mutex_);
     void                 start() REQUIRES(mutex_);
     void                 fill(const std::vector<hobbit::expert_id> & most_used) REQUIRES(mutex_);
 
@@ -192,8 +191,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::settings          settings_;
     hobbit::expert_index      index_{ hobbit::settings::stored_keys() };
     uint64_t                  resident_before_ = 0;
-    std::atomic<uint64_t>     snapshot_{ 0 };       // see hobbit_set_snapshot_size
-    std::atomic<uint64_t>     snapshot_bytes_{ 0 }; // for all snapshots
+    std::atomic<uint64_t>     snapshot_{ 0 }; // see hobbit_set_snapshot_size
     hobbit::stats             stats_;
     hobbit::stats             host_stats_; // counters of host_
     hobbit::posix_file_reader reader_;
@@ -219,6 +217,7 @@ struct hobbit_model final : public hobbit::split_runner {
 
     bool prepared_              GUARDED_BY(mutex_) = false; // the pools are allocated
     uint64_t model_bytes_       GUARDED_BY(mutex_) = 0;     // the memory was divided with them
+    model_slots slots_          GUARDED_BY(mutex_);         // see hobbit_plan_pools
     bool can_repeat_            GUARDED_BY(mutex_) = true;  // see hobbit_place_layers
     std::set<int32_t> contexts_ GUARDED_BY(mutex_);         // numbers of those that live
     hobbit::status error_       GUARDED_BY(mutex_);         // error of a computation, repeated for ever

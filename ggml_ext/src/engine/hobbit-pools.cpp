@@ -49,83 +49,75 @@ uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
     return bytes;
 }
 
-status hobbit_model::plan_devices(other_memory other, uint32_t n_batch, model_slots & slots) const {
-    const pool_demand         behind = demand_of(index_, *host_, all_layers(index_));
+// Divides the limits on memory between the pools of all devices and of the cache in host memory behind them.
+status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const {
+    HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
+    const pool_demand         behind = host_ ? demand_of(index_, *host_, all_layers(index_)) : pool_demand();
+    other_memory              other  = memory_beside(model_bytes);
     std::vector<device_share> devices;
     for (const auto & engine : engines_) {
         devices.push_back({ engine->demand(), engine->rows(n_batch) });
     }
     std::vector<budget> shared;
     HOBBIT_TRY(share_bounds(settings_.bounds(), devices, shared));
+    other.scratch += host_rows(n_batch);
     for (size_t i = 0; i < engines_.size(); i++) {
         pool_plan here;
         if (engines_[i]->n_layers() > 0) {
-            other.device = engines_[i]->memory(devices[i].rows, behind);
+            other.device = host_ ? engines_[i]->memory(devices[i].rows, behind) : device_memory();
             HOBBIT_TRY(plan_pools(shared[i], devices[i].demand, other, here));
             slots.host           = here.n_host_slots; // each device has the same
             slots.snapshot_bytes = here.n_snapshots * other.snapshot;
         }
         slots.devices.push_back(here.n_slots);
     }
-    return {};
+    return !host_ || slots.host[tier_id::high] > 0 || settings_.mode() != compute_mode::cooperative
+               ? status()
+               : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
+                               "them: give a larger --memory");
 }
 
-// Divides the limits on memory between the pools of all devices and of the cache in host memory behind them.
-status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const {
-    other_memory other  = memory_beside(model_bytes);
-    other.scratch      += host_rows(n_batch);
-    if (host_) {
-        return plan_devices(other, n_batch, slots);
+// Keeps what info() tells: a pool may have fewer slots than it was given.
+status hobbit_model::keep_slots(model_slots slots) {
+    for (const tier_id tier : index_.tiers()) {
+        for (size_t i = 0; i < engines_.size(); i++) {
+            HOBBIT_TRY(engines_[i]->cache().fit(tier, slots.devices[i][tier]));
+        }
+        HOBBIT_TRY(host_ ? host_->fit(tier, slots.host[tier]) : status());
     }
-    pool_plan here;
-    HOBBIT_TRY(plan_pools(settings_.bounds(), engines_.front()->demand(), other, here));
-    slots.devices        = { here.n_slots };
-    slots.snapshot_bytes = here.n_snapshots * other.snapshot;
+    slots_ = std::move(slots);
     return {};
 }
 
 status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
     mutex_lock lock(mutex_);
     GGML_ASSERT(!prepared_);
-    HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
+    plan = { 0, host_rows(n_batch), 0, false, HOBBIT_SHORT_OF_NOTHING };
     model_slots slots;
-    HOBBIT_TRY(plan_slots(model_bytes, n_batch, slots));
-    plan = { 0, host_rows(n_batch), true };
+    for (const auto & engine : engines_) {
+        const bool computes  = engine->n_layers() > 0;
+        plan.batch_bytes    += host_ && computes ? engine->rows(n_batch) : 0;
+        plan.prefetch_bytes += computes ? engine->predictor_bytes() : 0;
+    }
+    const status s = plan_slots(model_bytes, n_batch, slots);
+    plan.shortage  = hobbit_shortage(s.reason());
+    HOBBIT_TRY(s);
+    plan.holds_all = true;
     for (size_t i = 0; i < engines_.size(); i++) {
         const pool_slots & here = slots.devices[i];
         const pool_demand  d    = engines_[i]->demand();
         for (const tier_id tier : index_.tiers()) {
             plan.pool_bytes += here[tier] * d.slot_size[tier];
         }
-        plan.batch_bytes += host_ && engines_[i]->n_layers() > 0 ? engines_[i]->rows(n_batch) : 0;
         plan.holds_all =
             plan.holds_all && here[tier_id::high] >= d.n_experts - d.n_absent && here[tier_id::low] >= d.n_absent;
     }
-    return {};
+    return keep_slots(std::move(slots));
 }
 
 //
 // the first context
 //
-
-status hobbit_model::start_sharing(const pool_slots & host_slots) {
-    if (host_slots[tier_id::high] == 0) {
-        return settings_.mode() != compute_mode::cooperative
-                   ? status()
-                   : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
-                                   "them: give a larger --memory");
-    }
-    if (settings_.mode() == compute_mode::gpu) {
-        return {};
-    }
-    kinds_.emplace(index_);
-    for (const auto & engine : engines_) {
-        if (engine->n_layers() > 0) {
-            engine->start_sharing(*kinds_);
-        }
-    }
-    return {};
-}
 
 status hobbit_model::allocate_host(const pool_slots & slots) {
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
@@ -152,9 +144,15 @@ status hobbit_model::allocate_host(const pool_slots & slots) {
 status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
     model_slots slots;
     HOBBIT_TRY(plan_slots(model_bytes, n_batch, slots));
-    snapshot_bytes_ = slots.snapshot_bytes;
-    HOBBIT_TRY(host_ ? start_sharing(slots.host) : status());
+    HOBBIT_TRY(keep_slots(slots));
+    const bool shares = slots.host[tier_id::high] > 0 && settings_.mode() != compute_mode::gpu;
+    if (shares) {
+        kinds_.emplace(index_);
+    }
     for (size_t i = 0; i < engines_.size(); i++) {
+        if (shares && engines_[i]->n_layers() > 0) {
+            engines_[i]->start_sharing(*kinds_);
+        }
         HOBBIT_TRY(engines_[i]->allocate(slots.devices[i], *policy_));
         if (engines_[i]->n_layers() == 0) {
             GGML_LOG_WARN("hobbit: %s computes no layer with experts\n", ggml_backend_dev_name(engines_[i]->device()));
@@ -220,7 +218,6 @@ status hobbit_model::check_further_context(uint64_t model_bytes) const {
 }
 
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
-    HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
     const bool takes_free = settings_.spare_memory() > 0;
     const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it

@@ -80,9 +80,11 @@ status expert_index::open_sidecar(const std::string & path, const std::string & 
 void expert_index::read_metadata(const gguf_file & file) {
     std::string arch;
     double      n_used = 0;
+    double      width  = 0;
     if (file.find_string("general.architecture", arch) && file.find_number(arch + ".expert_used_count", n_used)) {
         architecture_   = arch;
         n_experts_used_ = uint32_t(n_used);
+        width_          = file.find_number(arch + ".embedding_length", width) ? uint32_t(width) : 0;
     }
 }
 

@@ -92,6 +92,8 @@ class expert_index {
 
     const std::string & architecture() const { return architecture_; }
 
+    uint32_t width() const { return width_; } // numbers of a token between layers; 0: not known
+
     // Sum of all experts, and of those that a token uses, by the means of their layers.
     uint64_t tier_bytes(tier_id tier) const;
     double   token_bytes(tier_id tier) const;
@@ -140,6 +142,7 @@ class expert_index {
     hobbit::calibration                    calibration_;
     std::string                            architecture_;
     uint32_t                               n_experts_used_ = 0;
+    uint32_t                               width_          = 0;
     uint32_t                               n_tiers_        = 0;
     uint64_t                               model_bytes_    = 0;
 };

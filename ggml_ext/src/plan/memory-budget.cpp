@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "plan/memory-budget.h"
 
+#include "hobbit.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -32,7 +34,8 @@ static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
 static status budget_too_small(const budget & b, uint64_t needed) {
     const uint64_t works = needed / 99 * 100 + MiB; // the memory held before varies from run to run
     return status::error("a memory budget of %s is too small: the smallest that works is %llu MiB",
-                         format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB + 1));
+                         format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB + 1))
+        .because(HOBBIT_SHORT_OF_MEMORY);
 }
 
 // Device memory that a large pool's operations may need (expert_matmuls).
@@ -51,7 +54,8 @@ status check_limit(const budget & b, bool is_apart, uint64_t beside, uint64_t li
                                "for the process; lower it",
                                format_size(double(given)).c_str(),
                                b.memory > 0 ? "" : " for expert pools and all beside them",
-                               format_size(double(limit)).c_str());
+                               format_size(double(limit)).c_str())
+                     .because(HOBBIT_ABOVE_LIMIT);
 }
 
 // Where the pools are on a device with memory of its own, the process's budget has to hold everything else.
@@ -65,7 +69,8 @@ static status check_pools(uint64_t bytes, uint64_t smallest) {
                ? status()
                : status::error("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
                                (unsigned long long) bytes, (unsigned long long) smallest,
-                               format_size(double(smallest)).c_str());
+                               format_size(double(smallest)).c_str())
+                     .because(HOBBIT_SHORT_OF_POOLS);
 }
 
 static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
@@ -74,7 +79,8 @@ static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
 
 static status device_memory_too_small(uint64_t bytes, uint64_t least) {
     return status::error("device memory of %s is too small: the smallest that works is %llu MiB",
-                         format_size(double(bytes)).c_str(), (unsigned long long) (least / MiB));
+                         format_size(double(bytes)).c_str(), (unsigned long long) (least / MiB))
+        .because(HOBBIT_SHORT_OF_DEVICE_MEMORY);
 }
 
 static status device_pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
@@ -93,7 +99,8 @@ static status device_pool_bytes(const budget & b, const pool_demand & d, const o
                : status::error("%s has too little free memory for expert pools: %s are left, the smallest that "
                                "work are %s; free some of it, use a smaller context, or leave the "
                                "experts in host memory with hobbit.device CPU",
-                               device.name, format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
+                               device.name, format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str())
+                     .because(HOBBIT_SHORT_OF_FREE_MEMORY);
 }
 
 // Memory left to other programs: a tenth of what is free, and beside a display at least 2 GiB, or half of it.
@@ -140,7 +147,8 @@ static status take_snapshots(const budget & b, const pool_demand & d, const othe
                              "pools: give a smaller --ctx-checkpoints, or more memory",
                              (unsigned long long) n, format_size(double(other.snapshot)).c_str(),
                              format_size(double(n * other.snapshot)).c_str(),
-                             format_size(double(room - smallest)).c_str());
+                             format_size(double(room - smallest)).c_str())
+            .because(HOBBIT_SHORT_OF_SNAPSHOTS);
     }
     room -= n * other.snapshot;
     return {};
@@ -168,7 +176,8 @@ static status pool_bytes(const budget & b, const pool_demand & d, const other_me
                ? budget_too_small(b, beside_pools(other) + smallest)
                : status::error("not enough free memory for expert pools: %s are left, the smallest that work are "
                                "%s; free some memory or use a smaller context",
-                               format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str());
+                               format_size(double(bytes)).c_str(), format_size(double(smallest)).c_str())
+                     .because(HOBBIT_SHORT_OF_FREE_MEMORY);
 }
 
 // Without a calibrated share the demand divides the pools.

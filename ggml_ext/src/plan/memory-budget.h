@@ -85,11 +85,12 @@ struct device_share {
 // If a bound is below the sum of the minima, the error names that sum. Pure.
 status share_bounds(const budget & b, const std::vector<device_share> & devices, std::vector<budget> & shared);
 
-// Divides the budget between the pools. The experts that one token uses in a layer must fit; if they do not, the error
-// names the smallest budget that works. A pool has at most one slot per expert that its tier has. Where experts in high
-// precision take slots of the low pool, the low pool has at least as many as the high one. The next-level cache gets no
-// slots if host memory cannot hold that minimum. Snapshots come out of host memory: as many as are wanted, as far as a
-// share of it or what is left beside all experts reaches, but not less than the least. Pure.
+// Divides the budget between the pools. An error has a hobbit_shortage as its reason. The experts that one token uses
+// in a layer must fit; if they do not, the error names the smallest budget that works. A pool has at most one slot per
+// expert that its tier has. Where experts in high precision take slots of the low pool, the low pool has at least as
+// many as the high one. The next-level cache gets no slots if host memory cannot hold that minimum. Snapshots come out
+// of host memory: as many as are wanted, as far as a share of it or what is left beside all experts reaches, but not
+// less than the least. Pure.
 status plan_pools(const budget & b, const pool_demand & demand, const other_memory & other, pool_plan & plan);
 
 } // namespace hobbit

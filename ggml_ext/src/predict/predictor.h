@@ -20,6 +20,7 @@ struct predictor_options {
     std::vector<uint32_t>      n_experts;    // [layer]
     std::vector<uint32_t>      n_used;       // [layer], of a token; empty: as the running one
     std::vector<int32_t>       paths;        // paths that a calibration stores, for each_path()
+    uint32_t                   width  = 0;   // numbers in a router's input
     double                     bar    = 0.0; // smallest probability that is predicted, where the predictor knows one
     ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // buffer type of the device that computes
 };
@@ -39,8 +40,8 @@ class predictor {
     // copy.
     virtual status set_router(layer_id, const hobbit_router &) { return {}; }
 
-    // Bytes that the predictor keeps: in the device's memory, or in tables of its own in host memory, which then count
-    // as if they were in the device's.
+    // Bytes that the predictor keeps, or will keep of the routers that it has not got yet: in the device's memory, or
+    // in tables of its own in host memory, which then count as if they were in the device's.
     virtual size_t bytes() const { return 0; }
 
     // Returns true if the layer can be predicted, now that all known routers are set.

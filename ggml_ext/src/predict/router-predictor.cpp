@@ -47,6 +47,11 @@ status router_predictor::make_stack(int64_t width) {
     return {};
 }
 
+size_t router_predictor::bytes() const {
+    const size_t row = size_t(n_experts_) * sizeof(ggml_fp16_t) + sizeof(float); // copies and gains
+    return stack_buffer_ ? ggml_backend_buffer_get_size(stack_buffer_.get()) : row * routers_.size() * options_.width;
+}
+
 // The tensor's numbers, from any device; false where its type cannot be converted.
 static bool read_floats(const ggml_tensor * tensor, std::vector<float> & out) {
     const ggml_to_float_t to_float = ggml_get_type_traits(tensor->type)->to_float;

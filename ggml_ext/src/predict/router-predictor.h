@@ -25,7 +25,7 @@ class router_predictor final : public predictor {
     // A router that cannot be stacked with the first one is left out with a warning: its layer is not predicted.
     status set_router(layer_id layer, const hobbit_router & given) override;
 
-    size_t bytes() const override { return stack_buffer_ ? ggml_backend_buffer_get_size(stack_buffer_.get()) : 0; }
+    size_t bytes() const override;
 
     bool knows(layer_id layer) const override { return routers_[layer].n_experts > 0; }
 

@@ -263,10 +263,15 @@ TEST_CASE("a plan names the pools that are then allocated, and what a larger bat
         // rows of 64 inputs and 64 outputs
         CHECK(planned(model, 1064).batch_bytes - plan.batch_bytes == 1000 * (64 + 64) * 4);
         CHECK(planned(model, 1064).pool_bytes == plan.pool_bytes); // their size is given
+        CHECK(planned(model, 64).shortage == HOBBIT_SHORT_OF_NOTHING);
 
+        hobbit_info as_planned, info;
+        hobbit_get_info(model.get(), &as_planned);
+        CHECK(plan.pool_bytes == as_planned.pool_bytes_high + as_planned.pool_bytes_low);
         context_of(model, 64);
-        hobbit_info info;
         hobbit_get_info(model.get(), &info);
+        CHECK(as_planned.pool_bytes_high == info.pool_bytes_high);
+        CHECK(as_planned.pool_slots_low == info.pool_slots_low);
         CHECK(plan.pool_bytes == info.pool_bytes_high + info.pool_bytes_low);
         CHECK(plan.holds_all == (pools == 1 << 20));
     }
@@ -276,6 +281,7 @@ TEST_CASE("a plan names the pools that are then allocated, and what a larger bat
     CHECK(planned(model, 64).holds_all);
     CHECK_FALSE(hobbit_plan_pools(model.get(), 0, 1 << 20, &unused, err, sizeof(err)));
     CHECK(std::string(err).find("a memory budget of 200.0 MiB is too small") == 0);
+    CHECK(unused.shortage == HOBBIT_SHORT_OF_MEMORY);
 }
 
 TEST_CASE("counters are listed by name, those of one metric side by side, and are read in that order") {

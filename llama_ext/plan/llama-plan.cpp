@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT
+#include "llama-plan.h"
+
+#include "llama-context.h"
+#include "llama-ext.h"
+#include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-dsv4.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+
+// repacked weights lie in a buffer type of the CPU that is not a host buffer type
+static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+    return ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
+// How often memory_breakdown() counts a compute buffer of this type: with no_alloc, once for each backend that shares
+// it.
+static size_t llama_hobbit_times_counted(const llama_context & lctx, ggml_backend_buffer_type_t buft) {
+    ggml_backend_sched_t sched = lctx.get_sched();
+    size_t               times = 0;
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        times += ggml_backend_sched_get_buffer_type(sched, ggml_backend_sched_get_backend(sched, i)) == buft;
+    }
+    return lctx.get_model().hparams.no_alloc && times > 0 ? times : 1;
+}
+
+// The CPU converts a batch's activations for each matrix product: two bytes for each at most.
+static size_t llama_hobbit_work_bytes(const llama_context & lctx) {
+    int64_t widest = 0;
+    for (const auto & [name, tensor] : lctx.get_model().tensors_by_name) {
+        widest = std::max(widest, tensor->ne[0]);
+    }
+    return size_t(widest) * lctx.get_cparams().n_ubatch * sizeof(ggml_fp16_t);
+}
+
+// llama.cpp's memory for the vocabulary: a token's text in two tables and as it is printed, and for merges nearly as
+// many entries.
+static size_t llama_hobbit_vocabulary_bytes(const llama_vocab & vocab) {
+    static constexpr size_t TOKEN = 144;
+    static constexpr size_t MERGE = 120;
+    return size_t(vocab.n_tokens()) * (TOKEN + (vocab.get_type() == LLAMA_VOCAB_TYPE_BPE ? MERGE : 0));
+}
+
+template <typename Memory>
+static size_t llama_hobbit_bytes(const Memory & memory) {
+    size_t sum = 0;
+    for (const auto & [buft, size] : memory.memory_breakdown()) {
+        sum += size;
+    }
+    return sum;
+}
+
+// Bytes of the cells that one sequence fills in layers with a window.
+static size_t llama_hobbit_window_bytes(const llama_context & lctx, const llama_kv_cache & kv) {
+    const uint32_t n_cells = lctx.get_model().hparams.n_swa + lctx.get_cparams().n_ubatch;
+    return llama_hobbit_bytes(kv) / kv.get_size() / kv.get_n_stream() * std::min(kv.get_size(), n_cells);
+}
+
+// Bytes of one sequence's states and windows.
+static size_t llama_hobbit_snapshot_bytes(const llama_context & lctx, const llama_memory_i * memory) {
+    if (const auto * m = dynamic_cast<const llama_memory_recurrent *>(memory)) {
+        return llama_hobbit_bytes(*m) / std::max(m->size, 1u);
+    }
+    if (const auto * m = dynamic_cast<const llama_memory_hybrid *>(memory)) {
+        return llama_hobbit_snapshot_bytes(lctx, m->get_mem_recr());
+    }
+    if (const auto * m = dynamic_cast<const llama_memory_hybrid_iswa *>(memory)) {
+        return llama_hobbit_snapshot_bytes(lctx, m->get_mem_recr()) +
+               llama_hobbit_snapshot_bytes(lctx, m->get_mem_attn());
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache_iswa *>(memory)) {
+        return llama_hobbit_window_bytes(lctx, *m->get_swa());
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache_dsa_iswa *>(memory)) {
+        return llama_hobbit_window_bytes(lctx, *m->get_swa());
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache_dsv4 *>(memory)) {
+        size_t states = 0;
+        for (const llama_dsv4_comp_state * each : { m->get_csa_state(), m->get_hca_state(), m->get_lid_state() }) {
+            states += llama_hobbit_bytes(*each) / each->get_n_stream();
+        }
+        return llama_hobbit_snapshot_bytes(lctx, m->get_raw()) + states;
+    }
+    return 0;
+}
+
+llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx) {
+    llama_hobbit_plan sum = {};
+    for (const auto & [buft, size] : lctx.memory_breakdown()) {
+        if (llama_hobbit_is_host_memory(buft)) {
+            sum.weights += size.model;
+            sum.context += size.context;
+            sum.compute += size.compute / llama_hobbit_times_counted(lctx, buft);
+        } else {
+            sum.device_compute += size.compute / llama_hobbit_times_counted(lctx, buft);
+        }
+    }
+    sum.weights += llama_hobbit_vocabulary_bytes(lctx.get_model().vocab);
+    sum.compute += llama_hobbit_work_bytes(lctx);
+
+    const size_t states = llama_hobbit_snapshot_bytes(lctx, lctx.get_memory());
+    sum.snapshot        = states + states / 64; // with positions and the like
+    return sum;
+}
+
+// Bytes by token of a pass: llama.cpp allows graphs of 40 nodes for it, and keeps two.
+static constexpr uint64_t HEAD_GRAPHS = 44 << 10;
+// Copies of the states of a pass: llama.cpp's, the server's, and those in the head's batch.
+static constexpr uint64_t HEAD_COPIES = 6;
+
+// The needs of the draft head that runs beside the context. From then on both contexts keep the states that it reads.
+static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_context_params params) {
+    llama_model * model = const_cast<llama_model *>(llama_get_model(ctx));
+    params.ctx_type     = LLAMA_CONTEXT_TYPE_MTP;
+    params.ctx_other    = ctx;
+    params.n_rs_seq     = 0;
+    const std::unique_ptr<llama_context, decltype(&llama_free)> head(llama_init_from_model(model, params), llama_free);
+    if (!head) {
+        char err[1024];
+        throw std::runtime_error(hobbit_last_error(err, sizeof(err)) > 0
+                                     ? err
+                                     : "llama.cpp cannot run this model's draft head; serve it without");
+    }
+    llama_set_embeddings_nextn(ctx, true, /* masked = */ false);
+    llama_set_embeddings_nextn(head.get(), true, /* masked = */ true);
+    llama_hobbit_plan needs  = llama_hobbit_needs(*head);
+    const uint64_t    state  = sizeof(float) * uint64_t(llama_model_n_embd_out(model));
+    needs.context           += params.n_batch * (HEAD_GRAPHS + HEAD_COPIES * state);
+    return needs;
+}
+
+bool llama_hobbit_plan_make(llama_context * ctx, const llama_context_params * head, llama_hobbit_plan * plan,
+                            char * err, size_t err_size) {
+    *plan = {};
+    try {
+        const llama_hobbit_plan own  = head ? llama_hobbit_head_needs(ctx, *head) : llama_hobbit_plan();
+        *plan                        = llama_hobbit_needs(*ctx);
+        plan->head                   = own.context + own.compute;
+        plan->context               += own.context;
+        plan->compute               += own.compute;
+        plan->device_compute        += own.device_compute;
+    } catch (const std::exception & e) {
+        snprintf(err, err_size, "%s", e.what());
+        return false;
+    }
+    hobbit_model * model = ctx->get_model().hobbit.get();
+    if (!model) {
+        return true;
+    }
+    hobbit_set_snapshot_size(model, plan->snapshot);
+    return hobbit_plan_pools(model, plan->weights + plan->context + plan->compute, llama_n_ubatch(ctx), &plan->pools,
+                             err, err_size);
+}

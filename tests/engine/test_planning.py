@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""A plan of memory takes none: no pool is allocated, no page committed, no weight read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import random_moe
+import random_weights
+from hobbits import run_script
+
+from pyhobbit.engine.session import Session, one_sequence
+from pyhobbit.quality.stored import Calibration
+from pyhobbit.settings.config import EngineConfig
+
+pytestmark = pytest.mark.model
+
+_MIB = 1 << 20
+_SHAPE = random_moe.Shape(n_layer=16, n_embd=2048, n_ff=768, n_expert=128, n_used=8, n_vocab=151936)
+_N_EXPERTS = _SHAPE.n_layer * _SHAPE.n_expert
+
+# Private memory that is written counts for this limit as soon as it is mapped. A page cache does not.
+_MOST_MAPPED = 700 * _MIB
+
+_RUN = """
+import contextlib, io, resource, sys
+from pathlib import Path
+verb, model, most = sys.argv[1], sys.argv[2], int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+from pyhobbit.cli.main import main
+from pyhobbit.cli import serve
+from pyhobbit.engine.placement import choose
+from pyhobbit.engine.plan import fit
+from pyhobbit.engine.stats import peak_rss_bytes
+from pyhobbit.settings.config import CacheConfig, EngineConfig
+
+config = EngineConfig(CacheConfig(memory=3 << 30))
+with contextlib.redirect_stdout(io.StringIO()):
+    if verb == "serve":
+        assert serve._check_memory(Path(model), config.cache, None, []).info.cached
+    elif verb == "chat":
+        fit(Path(model), choose(Path(model), config).cache and config)
+    else:
+        speed = ["--no-speed"] if verb == "inspect" else []
+        assert main([verb, model, "--memory", "3G", *speed]) == 0
+counted = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+print(peak_rss_bytes(), counted["rchar"])
+"""
+
+
+@pytest.fixture(scope="module")
+def hole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model of 6 GB, without its weights, and a calibration that knows which experts are used."""
+    path = tmp_path_factory.mktemp("hole") / "qwen3moe.gguf"
+    random_weights.write_header(random_moe.declare("qwen3moe", _SHAPE, "q4_0", "q8_0"), path)
+    size = path.stat().st_size
+    assert size > 5 << 30
+    assert path.stat().st_blocks * 512 < 16 * _MIB
+    Calibration(size, expert_uses=tuple(range(_N_EXPERTS))).write(path)
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize("verb", ["config", "inspect", "serve", "chat"])
+def test_a_plan_takes_no_memory_and_reads_headers_alone(verb: str, hole: Path) -> None:
+    peak, read = map(int, run_script(_RUN, verb, hole, _MOST_MAPPED).split())
+    assert peak < 200 * _MIB
+    assert read < 128 * _MIB  # the header of 5 MiB several times, and Python's own modules
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "is_there"),
+    [
+        (None, {}, True),
+        (0, {}, False),
+        (0, {"hobbit.prefetch": 2}, True),
+        (None, {"hobbit.prefetch": 0}, False),
+    ],
+)
+def test_the_predictors_memory_follows_the_settings_wherever_they_are(
+    stored: int | None, given: dict[str, int], is_there: bool, hole: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.symlink_to(hole)
+    if stored is not None:
+        Calibration(hole.stat().st_size, found={"prefetch": stored}).write(model)
+    settings = {"hobbit.pools": 1 << 30, **given}
+    with Session(model, settings, one_sequence(EngineConfig(n_ctx=256)), simulated=True) as session:
+        needs = session.context.needs()
+    of_layer = (2 * _SHAPE.n_expert + 4) * _SHAPE.n_embd  # the router in half precision, and the norm's gains
+    assert needs.prefetch_bytes == (_SHAPE.n_layer * of_layer if is_there else 0)
+    assert needs.batch_bytes > needs.prefetch_bytes
