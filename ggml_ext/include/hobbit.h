@@ -329,7 +329,9 @@ struct hobbit_info {
     uint32_t n_experts_used; // per token, in the layer with the most
     uint32_t n_tiers;
     uint32_t n_absent_high;   // experts of all layers that have a low version alone
-    uint32_t n_unused;        // experts of layers that are not run, as those of a draft head that nobody loads
+    uint32_t n_run_layers;    // layers that are run: the first ones, without a draft head that nobody loads
+    uint32_t n_all_experts;   // experts of all layers that are run
+    uint32_t n_token_uses;    // experts that a token uses, in all layers that are run
     uint64_t tier_bytes_high; // all routed experts of the tier
     uint64_t tier_bytes_low;
     double   token_bytes_high; // experts that a token uses in all layers, if all of them are of this tier

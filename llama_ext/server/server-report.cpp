@@ -72,6 +72,8 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "n_layers",        "layers",       nullptr,       "Layers with routed experts",                    i.n_layers },
         { "n_experts",       "experts",      nullptr,       "Experts per layer",                             i.n_experts },
         { "n_experts_used",  "experts_used", nullptr,       "Experts per layer used for a token",            i.n_experts_used },
+        { "n_all_experts",   nullptr,        nullptr,       "",                                              i.n_all_experts },
+        { "n_token_uses",    nullptr,        nullptr,       "",                                              i.n_token_uses },
         { "n_tiers",         "tiers",        nullptr,       "Precisions in the model's files",               i.n_tiers },
         { "tier_bytes_high", "tier_bytes",   high,          "Size of all routed experts on disk",            i.tier_bytes_high },
         { "tier_bytes_low",  "tier_bytes",   low,           "",                                              i.tier_bytes_low },
@@ -210,7 +212,7 @@ uint64_t server_report_checkpoint_bytes() {
 
 std::pair<double, int32_t> server_report_layers() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
-    return { counters_by_name()["layers_computed"], g_cache.cached ? int32_t(g_cache.info.n_layers) : 0 };
+    return { counters_by_name()["layers_computed"], g_cache.cached ? int32_t(g_cache.info.n_run_layers) : 0 };
 }
 
 // Experts that layers found in memory, and those that they needed, since the model was loaded.

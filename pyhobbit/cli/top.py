@@ -106,7 +106,7 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
         raise HobbitError(f"no pyhobbit serve answers at {url} ({reason}); give its address") from e
     if not sample.get("cached"):
         raise HobbitError(f"the model at {url} runs without an expert cache, so there is nothing to show")
-    if "hits_by_layer" not in sample:
+    if "n_token_uses" not in sample:
         raise HobbitError(f"the server at {url} is of another version of pyhobbit; start it with this one")
     return {**sample, "at": time.monotonic()}
 
@@ -149,14 +149,13 @@ def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
 
 def tokens(before: Sample, now: Sample) -> float:
     """Tokens computed in the interval: each uses so many experts of each layer."""
-    return sum(_change(before, now, name) for name in _SELECTIONS) / (now["n_layers"] * now["n_experts_used"])
+    return sum(_change(before, now, name) for name in _SELECTIONS) / now["n_token_uses"]
 
 
 def _pool_line(before: Sample, now: Sample, tier: str) -> str:
     hits, misses = (_change(before, now, f"{name}_{tier}") for name in ("hits", "misses"))
     rate = f"{hits / (hits + misses):.1%} hits" if hits + misses else "not used"
-    n_experts = now["n_layers"] * now["n_experts"]
-    pool = Pool(tier, now[f"pool_slots_{tier}"], n_experts, now[f"pool_bytes_{tier}"])
+    pool = Pool(tier, now[f"pool_slots_{tier}"], now["n_all_experts"], now[f"pool_bytes_{tier}"])
     return f"{tier:<9} {rate}, experts in memory: {pool}"
 
 

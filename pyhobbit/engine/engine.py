@@ -276,7 +276,7 @@ class Engine(CachedModel):
 
     def _watch(self, n_tokens: int, on_prompt: Callable[[int, int], None]) -> Watch:
         """Counts the layers of the pass under way, too: a pass may take a minute."""
-        session, n_layers = self._opened(), self.info().n_layers
+        session, n_layers = self._opened(), self.info().n_run_layers
         n_before = session.cache.stats().layers_computed
 
         def watch(n_done: int, n_batch: int) -> None:

@@ -62,13 +62,8 @@ class ModelInfo(CacheInfo):
         return high + self.tier_bytes_low * n_low // n_all
 
     @property
-    def n_all_experts(self) -> int:
-        """Routed experts of all layers that are run."""
-        return self.n_layers * self.n_experts - self.n_unused
-
-    @property
     def n_high_experts(self) -> int:
-        """Experts that have a high version."""
+        """Experts of all layers that are run and have a high version."""
         return self.n_all_experts - self.n_absent_high
 
     @property

@@ -68,7 +68,7 @@ def test_full_precision_needs_no_figures() -> None:
 
 
 def test_the_share_of_the_experts_that_fits_is_told() -> None:
-    model = replace(MODEL, n_layers=4, n_experts=8, pool_slots_high=7, pool_bytes_high=3 << 20)
+    model = replace(MODEL, n_all_experts=32, pool_slots_high=7, pool_bytes_high=3 << 20)
     assert model_figures(model, False)[3] == "22 % of the experts fit in memory (3.0 MiB)"
     assert model_figures(replace(model, pool_slots_high=32), False)[3] == (
         "all experts fit in memory (3.0 MiB)"

@@ -17,9 +17,11 @@ from pyhobbit.cli.top import lines, tokens
 
 INFO = {
     "cached": True,
-    "n_layers": 4,
+    "n_layers": 5,  # one of them is a draft head's that nobody loads
     "n_experts": 8,
-    "n_experts_used": 4,
+    "n_experts_used": 8,  # in one layer, and fewer in the others
+    "n_all_experts": 32,
+    "n_token_uses": 16,
     "pool_bytes_high": 3 << 20,
     "pool_slots_high": 16,
     "pool_bytes_low": 0,

@@ -41,6 +41,7 @@ PLAN = MemoryPlan(
         n_layers=10,
         n_experts=100,
         n_experts_used=4,
+        n_all_experts=1000,
         n_tiers=2,
         tier_bytes_high=1000 << 20,
         tier_bytes_low=500 << 20,

@@ -406,9 +406,14 @@ hobbit_info hobbit_model::info() const {
     i.price            = t.price;
     i.direct_io        = reader_.direct_io();
     i.n_absent_high    = index_.n_absent_high();
-    i.n_unused         = index_.n_unused();
     i.on_device        = host_ != nullptr;
     i.snapshot_bytes   = slots_.snapshot_bytes;
+    for (layer_id l = 0; l < index_.n_layers(); l++) {
+        const layer_shape & layer  = index_.layer(l);
+        i.n_run_layers            += layer.is_run;
+        i.n_all_experts           += layer.is_run ? layer.n_experts : 0;
+        i.n_token_uses            += layer.is_run ? layer.n_used : 0;
+    }
     for (size_t e = 0; e < engines_.size(); e++) {
         const hobbit_device_info here  = engines_[e]->info(slots_.devices[e]);
         i.pool_slots_high             += here.pool_slots_high;

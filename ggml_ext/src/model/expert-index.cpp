@@ -349,14 +349,6 @@ void expert_index::set_run_blocks(uint32_t n_blocks) {
     }
 }
 
-uint32_t expert_index::n_unused() const {
-    uint32_t n = 0;
-    for (const layer_shape & layer : layers_) {
-        n += layer.is_run ? 0 : layer.n_experts;
-    }
-    return n;
-}
-
 std::vector<uint32_t> expert_index::experts_by_layer() const {
     std::vector<uint32_t> n;
     for (const layer_shape & layer : layers_) {

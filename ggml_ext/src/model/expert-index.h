@@ -66,7 +66,6 @@ class expert_index {
     presence high_presence() const; // valid as long as the index
     uint32_t n_absent_high(layer_id layer) const;
     uint32_t n_absent_high() const; // sum over all layers
-    uint32_t n_unused() const;      // experts of layers that are not run
 
     // REQUIRES: has(tier, expert)
     const part_location & locate(tier_id tier, layer_id layer, part_id part, uint32_t expert) const {

@@ -284,6 +284,28 @@ TEST_CASE("a plan names the pools that are then allocated, and what a larger bat
     CHECK(unused.shortage == HOBBIT_SHORT_OF_MEMORY);
 }
 
+TEST_CASE("layers that are not run are told apart, and each layer's number of experts counts") {
+    const files    f;
+    char           err[512] = "";
+    hobbit_model * model    = nullptr;
+    REQUIRE_MESSAGE(hobbit_open(f.tiers_path.c_str(), nullptr, 0, &model, err, sizeof(err)), err);
+    const uint32_t used[] = { 1, 2 };
+    hobbit_set_experts_used(model, used, 2);
+    hobbit_info info;
+    hobbit_get_info(model, &info);
+    CHECK(info.n_run_layers == 2);
+    CHECK(info.n_all_experts == 8);
+    CHECK(info.n_token_uses == 3);
+    hobbit_set_run_blocks(model, 1); // the other one is a draft head that nobody loads
+    hobbit_get_info(model, &info);
+    CHECK(info.n_layers == 2);
+    CHECK(info.n_experts_used == 2);
+    CHECK(info.n_run_layers == 1);
+    CHECK(info.n_all_experts == 4);
+    CHECK(info.n_token_uses == 1);
+    hobbit_unref(model);
+}
+
 TEST_CASE("counters are listed by name, those of one metric side by side, and are read in that order") {
     const files         f;
     const model_ptr     model = opened(f.tiers_path, { number("hobbit.pools", 400 << 10) });
