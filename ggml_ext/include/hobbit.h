@@ -403,6 +403,28 @@ HOBBIT_API const struct hobbit_counter * hobbit_counter_at(size_t i);
 // The first n_values counters since opening, in the order of hobbit_counter_at; times in seconds.
 HOBBIT_API void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values);
 
+// Figures of the time between two samples of the counters. Shares are from 0 to 1. NAN: nothing of the kind happened.
+struct hobbit_rates {
+    double tokens_per_s;         // tokens computed, those of prompts included
+    double hit_rate;             // share of the experts that layers needed and found in the cache
+    double hit_rate_high;        // share of hits in high precision
+    double hit_rate_low;         // share of hits in low precision
+    double host_hit_rate;        // share of a GPU's misses that host memory had
+    double bytes_read_per_s;     // bytes of experts read from disk
+    double bytes_read_per_token; // bytes of experts read from disk
+    double stall_share;          // share of the time that computation waited for the disk or for an upload
+    double expert_share;         // share of the time in layers with routed experts, without these waits
+    double high_share;           // share of the selections in high precision
+    double low_share;            // share of the selections in low precision
+    double skipped_share;        // share of the selections that were skipped
+    double cpu_share;            // share of the selections that the CPU computed beside a GPU
+};
+
+// Samples are of all counters, in the order of hobbit_counter_at. A counter that fell began anew, and counts as
+// unchanged. seconds: between the samples. n_token_uses: of hobbit_info. Pure.
+HOBBIT_API struct hobbit_rates hobbit_get_rates(const double * before, const double * after, double seconds,
+                                                uint32_t n_token_uses);
+
 // Hits and misses of each layer with routed experts since opening, both precisions together. n_layers: of each array.
 HOBBIT_API void hobbit_get_layer_uses(const hobbit_model * model, uint64_t * hits, uint64_t * misses, size_t n_layers);
 

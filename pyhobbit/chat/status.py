@@ -47,16 +47,15 @@ def _room(info: ModelInfo) -> str:
 
 
 def _cache_figures(stats: Stats) -> list[str]:
-    cache = stats.cache
+    cache, found = stats.cache, stats.cache.rates
     parts = []
-    if (n := cache.selections) > cache.selections_high:
-        shares = (cache.selections_high / n, cache.selections_low / n, cache.selections_skipped / n)
-        high, low, skipped = (f"{100 * share:.0f} %" for share in shares)
+    if found.low_share or found.skipped_share:
+        shares = (found.high_share, found.low_share, found.skipped_share)
+        high, low, skipped = (f"{100 * (share or 0):.0f} %" for share in shares)
         parts.append(f"experts {high} high, {low} low, {skipped} skipped")
     tokens = (each.name for each in COUNTERS if each.name.startswith("tokens_"))  # some mechanisms count them
     parts += [f"{n} {name.replace('_', ' ')}" for name in tokens if (n := getattr(cache, name))]
-    hits = cache.hits_high + cache.hits_low
-    uses, read = hits + cache.misses_high + cache.misses_low, stats.bytes_read_per_token
-    if uses and read is not None:
-        parts.append(f"{100 * hits / uses:.0f} % from memory, {format_size(read)}/token from disk")
+    hits, read = found.hit_rate, stats.bytes_read_per_token
+    if hits is not None and read is not None:
+        parts.append(f"{100 * hits:.0f} % from memory, {format_size(read)}/token from disk")
     return parts

@@ -12,7 +12,9 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit._tables import COUNTERS
 from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
+from pyhobbit.engine.stats import rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
@@ -164,17 +166,15 @@ def decoding(steps: "Sequence[Stats]", disk: "Disk | None") -> Figures:
     if disk is None:
         return found | dict.fromkeys(_OF_CACHE)
 
-    def total(*names: str) -> int:
-        return sum(getattr(step.cache, name) for step in steps for name in names)
-
-    hits, misses = total("hits_high", "hits_low"), total("misses_high", "misses_low")
-    in_vain = 1 - total("prefetched_used") / max(1, total("prefetched"))
-    needed = max(0.0, total("bytes_read") - in_vain * total("bytes_prefetched")) / n
+    total = {each.name: sum(getattr(step.cache, each.name) for step in steps) for each in COUNTERS}
+    shares = rates({}, total, seconds, 0)
+    in_vain = 1 - total["prefetched_used"] / max(1, total["prefetched"])
+    needed = max(0.0, total["bytes_read"] - in_vain * total["bytes_prefetched"]) / n
     return found | {
-        "hit_rate": hits / (hits + misses) if hits + misses else 1.0,
-        "bytes_read": total("bytes_read") / n,
+        "hit_rate": 1.0 if shares.hit_rate is None else shares.hit_rate,
+        "bytes_read": total["bytes_read"] / n,
         "needed_bytes": needed,
-        "stall_share": sum(step.cache.stall_s for step in steps) / seconds,
+        "stall_share": shares.stall_share,
         "of_roof": n / seconds * max(compute_s, needed / disk.bytes_per_s),
     }
 
@@ -207,7 +207,7 @@ def table(document: dict[str, Any]) -> str:
     if found["of_roof"] is not None:
         disk = document["disk"]
         rows["hits"] = (
-            f"{found['hit_rate']:.1%} of the experts, {found['bytes_read'] / 1e6:.1f} MB read per token"
+            f"{found['hit_rate']:.1%} of the experts, {format_size(found['bytes_read'])} read per token"
         )
         rows["waiting"] = f"{found['stall_share']:.0%} of the time for the disk"
         rows["roof"] = (

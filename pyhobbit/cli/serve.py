@@ -443,7 +443,7 @@ def _check_memory(
 
     Raises HobbitError where the model will not fit, or the cache cannot be set up.
     """
-    from pyhobbit.engine.plan import ShortOfMemory, check_limit, lay_out  # loads the libraries, as machine does
+    from pyhobbit.engine.plan import ShortOfMemory, check_limit, lay_out  # loads the libraries
     from pyhobbit.native.ffi import lib
     from pyhobbit.native.machine import resident_memory
 

@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pyhobbit._tables import CacheRates
 from pyhobbit.cli.ps import running
 from pyhobbit.engine.stats import Pool
+from pyhobbit.engine.stats import rates as counted_rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.settings.config import format_size
 
@@ -23,7 +25,6 @@ _URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 5
 _BARS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 60  # intervals
-_SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
 _CLEAR = "\x1b[H\x1b[2J"
 
 Sample = Mapping[str, Any]
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     while True:
         time.sleep(args.interval)
         now = _ask(url, model, args.api_key)
-        rates.append(tokens(before, now) / (now["at"] - before["at"]))
+        rates.append(_rates(before, now).tokens_per_s or 0)
         text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates)])
         if args.once or not sys.stdout.isatty():
             print(text, flush=True)
@@ -126,14 +127,16 @@ def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
     peak = max(rates) or 1.0
     history = "".join(_BARS[round(rate / peak * (len(_BARS) - 1))] for rate in rates)
     yield f"token/s   {rate:7.1f}  {history}"
-    waiting = min(1.0, _per_second(before, now, "stall_s"))
-    experts = min(1.0 - waiting, max(0.0, _per_second(before, now, "compute_s") - waiting))
+    found = _rates(before, now)
+    waiting, experts = found.stall_share or 0, found.expert_share or 0
     other = max(0.0, 1 - experts - waiting)
     busy = f"experts {experts:.0%} · disk {waiting:.0%} · other {other:.0%}"
     yield f"time      {busy if rate or now.get('reading') else 'idle'}"
-    for tier in ("high", "low"):
-        if now[f"pool_slots_{tier}"]:
-            yield _pool_line(before, now, tier)
+    for tier, hits in (("high", found.hit_rate_high), ("low", found.hit_rate_low)):
+        if n_slots := now[f"pool_slots_{tier}"]:
+            used = "not used" if hits is None else f"{hits:.1%} hits"
+            pool = Pool(tier, n_slots, now["n_all_experts"], now[f"pool_bytes_{tier}"])
+            yield f"{tier:<9} {used}, experts in memory: {pool}"
     for each in now.get("reading", ()):
         left = f", {each['seconds_left']:.0f} s left" if "seconds_left" in each else ""
         yield (
@@ -141,22 +144,16 @@ def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
             f"layer {each['layers']} of {each['layers_all']} of the next {each['tokens_pass']}{left}"
         )
     yield f"layers    {_strip(before, now)}  hits of each layer, from 0 % (blank) to 100 % (full)"
-    yield f"precision {_shares(before, now)}"
-    read = _per_second(before, now, "bytes_read")
-    per_token = f", {format_size(read / rate)} per token" if rate else ""
-    yield f"disk      {format_size(read)}/s{per_token}"
+    shares = {"high": found.high_share, "low": found.low_share, "skipped": found.skipped_share}
+    used = ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share is not None)
+    yield f"precision {used or 'no expert was used'}"
+    per_token = found.bytes_read_per_token
+    each = "" if per_token is None else f", {format_size(per_token)} per token"
+    yield f"disk      {format_size(found.bytes_read_per_s or 0)}/s{each}"
 
 
-def tokens(before: Sample, now: Sample) -> float:
-    """Tokens computed in the interval: each uses so many experts of each layer."""
-    return sum(_change(before, now, name) for name in _SELECTIONS) / now["n_token_uses"]
-
-
-def _pool_line(before: Sample, now: Sample, tier: str) -> str:
-    hits, misses = (_change(before, now, f"{name}_{tier}") for name in ("hits", "misses"))
-    rate = f"{hits / (hits + misses):.1%} hits" if hits + misses else "not used"
-    pool = Pool(tier, now[f"pool_slots_{tier}"], now["n_all_experts"], now[f"pool_bytes_{tier}"])
-    return f"{tier:<9} {rate}, experts in memory: {pool}"
+def _rates(before: Sample, now: Sample) -> CacheRates:
+    return counted_rates(before, now, now["at"] - before["at"], now["n_token_uses"])
 
 
 def _strip(before: Sample, now: Sample) -> str:
@@ -167,20 +164,3 @@ def _strip(before: Sample, now: Sample) -> str:
         _BARS[round(hits / (hits + misses) * (len(_BARS) - 1))] if hits + misses else "·"
         for hits, misses in zip(*changes, strict=True)
     )
-
-
-def _shares(before: Sample, now: Sample) -> str:
-    counts = [_change(before, now, name) for name in _SELECTIONS]
-    total = sum(counts)
-    if not total:
-        return "no expert was used"
-    high, low, skipped = (f"{count / total:.0%}" for count in counts)
-    return f"{high} high, {low} low, {skipped} skipped"
-
-
-def _change(before: Sample, now: Sample, name: str) -> float:
-    return max(0, now[name] - before[name])  # a server that slept counts from 0 again
-
-
-def _per_second(before: Sample, now: Sample, name: str) -> float:
-    return _change(before, now, name) / (now["at"] - before["at"])

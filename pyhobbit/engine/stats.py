@@ -2,12 +2,13 @@
 """Results of a run: counters, times and sizes, for people and as JSON."""
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo
+from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo, CacheRates
 from pyhobbit.native.files import write_text
 from pyhobbit.settings.config import counted_tokens, format_size
 
@@ -103,6 +104,11 @@ class CacheStats(CacheCounters):
     def selections(self) -> int:
         return self.selections_high + self.selections_low + self.selections_skipped
 
+    @property
+    def rates(self) -> CacheRates:
+        """Shares that follow from the counters; none of what is by second or by token."""
+        return rates({}, vars(self), math.nan, 0)
+
     def since(self, earlier: "CacheStats") -> "CacheStats":
         """Counters since `earlier`; a state, like prefetch_active, is the present one."""
         counters = [counter.name for counter in COUNTERS if counter.kind != "state"]
@@ -158,11 +164,11 @@ class Stats:
 
     @property
     def hit_rate_high(self) -> float | None:
-        return _share(self.cache.hits_high, self.cache.misses_high)
+        return self.cache.rates.hit_rate_high
 
     @property
     def hit_rate_low(self) -> float | None:
-        return _share(self.cache.hits_low, self.cache.misses_low)
+        return self.cache.rates.hit_rate_low
 
     @property
     def bytes_read_per_token(self) -> float | None:
@@ -201,22 +207,20 @@ class Stats:
         return "\n".join(lines)
 
     def _cache_summary(self) -> str:
-        cache, info = self.cache, self.info
-        rates = (self.hit_rate_high, self.hit_rate_low)
+        cache, info, found = self.cache, self.info, self.cache.rates
+        rates = (found.hit_rate_high, found.hit_rate_low)
         parts = []
         for room, pool, rate in zip(info.pool_texts(), info.pools, rates, strict=False):
             is_whole = pool.n_slots >= pool.n_experts > 0
             parts.append(f"{room}, {'read when first used' if is_whole else f'{rate or 0:.0%} hits'}")
         if cache.bytes_transferred or cache.selections_cpu:  # a device's misses
-            hits = cache.host_hits_high + cache.host_hits_low
-            rate = _share(hits, cache.misses_high + cache.misses_low - hits) or 0
             held, moved = info.host_bytes_high + info.host_bytes_low, cache.bytes_transferred
-            parts.append(f"host memory {format_size(held)}, {rate:.0%} of the misses hit")
+            parts.append(f"host memory {format_size(held)}, {found.host_hit_rate or 0:.0%} of the misses hit")
             parts[-1] += f", {format_size(moved)} uploaded"
-        if cache.selections_cpu:
-            parts.append(f"{cache.selections_cpu / cache.selections:.0%} of the experts computed by the CPU")
-        if (n := cache.selections) > cache.selections_high:
-            low, skipped = cache.selections_low / n, cache.selections_skipped / n
+        if found.cpu_share:
+            parts.append(f"{found.cpu_share:.0%} of the experts computed by the CPU")
+        if found.low_share or found.skipped_share:
+            low, skipped = found.low_share, found.skipped_share
             parts.append(f"{low:.0%} of the uses in low precision, {skipped:.0%} skipped")
         read, per_token = format_size(cache.bytes_read), self.bytes_read_per_token
         each = "" if per_token is None else f" ({format_size(per_token)} per token)"
@@ -224,8 +228,19 @@ class Stats:
         return f"experts {'on the GPU' if info.on_device else 'in memory'}: {'; '.join(parts)}"
 
 
-def _share(hits: int, misses: int) -> float | None:
-    return hits / (hits + misses) if hits + misses else None
+def rates(
+    before: Mapping[str, float], after: Mapping[str, float], seconds: float, n_token_uses: int
+) -> CacheRates:
+    """hobbit_get_rates: of two samples of the counters by name; None where nothing happened.
+
+    before: without counters, the zeros of a model that was just opened.
+    """
+    from pyhobbit.native.ffi import ffi, lib  # takes the native libraries
+
+    samples = [ffi.new("double[]", [of.get(each.name, 0) for each in COUNTERS]) for of in (before, after)]
+    found = lib.hobbit_get_rates(*samples, seconds, n_token_uses)
+    values = ((each.name, getattr(found, each.name)) for each in fields(CacheRates))
+    return CacheRates(**{name: value for name, value in values if not math.isnan(value)})
 
 
 def _differences(later: object, earlier: object, names: Iterable[str]) -> dict[str, Any]:

@@ -138,8 +138,7 @@ def _compute_s(marks: Sequence[Stats]) -> float:
 def _cached_sample(marks: Sequence[Stats]) -> Sample:
     middle = marks[len(marks) // 2]
     whole, late = marks[-1].since(marks[0]), marks[-1].since(middle)
-    cache = whole.cache
-    n_selections, n_late = max(1, cache.selections), late.generated_tokens
+    cache, found, n_late = whole.cache, whole.cache.rates, late.generated_tokens
     warm = None
     if middle.cache.evictions and n_late:
         warm = Warm(_hits(late.cache), late.cache.stall_s / n_late, late.cache.bytes_read / n_late)
@@ -147,18 +146,14 @@ def _cached_sample(marks: Sequence[Stats]) -> Sample:
         n_tokens=whole.generated_tokens,
         compute_s=_compute_s(marks),
         wait_s_per_byte=cache.stall_s / cache.bytes_read if cache.bytes_read else 0.0,
-        mix=(
-            cache.selections_high / n_selections,
-            cache.selections_low / n_selections,
-            cache.selections_skipped / n_selections,
-        ),
+        mix=(found.high_share or 0.0, found.low_share or 0.0, found.skipped_share or 0.0),
         warm=warm,
     )
 
 
 def _hits(cache: CacheStats) -> tuple[float, float]:
-    high, low = cache.hits_high + cache.misses_high, cache.hits_low + cache.misses_low
-    return cache.hits_high / high if high else 1.0, cache.hits_low / low if low else 1.0
+    high, low = cache.rates.hit_rate_high, cache.rates.hit_rate_low
+    return 1.0 if high is None else high, 1.0 if low is None else low
 
 
 #

@@ -28,7 +28,7 @@ _STRUCTS = {
     "hobbit_info": "CacheInfo",
     "hobbit_device_info": "DeviceInfo",
     "hobbit_latency": "Latency",
-    "hobbit_pool_plan": "PoolPlan",
+    "hobbit_rates": "CacheRates",
     "hobbit_simulation_result": "SimulationCounts",
 }
 _TYPES = {"uint32_t": ("int", 0), "uint64_t": ("int", 0), "double": ("float", 0.0), "_Bool": ("bool", False)}
@@ -135,7 +135,10 @@ def _fields(ffi: FFI, header: str, struct: str) -> Iterator[tuple[str, str, obje
     (body,) = re.findall(rf"^struct {struct} \{{\n(.*?)^\}};", header, re.DOTALL | re.MULTILINE)
     comments = dict(re.findall(r"(\w+); +// (.*)", re.sub(r"\n +// ", " ", body)))
     for name, field in ffi.typeof(f"struct {struct}").fields:
-        yield name, *_TYPES.get(field.type.cname, ("str", "")), comments.get(name)
+        kind = (
+            ("float | None", None) if struct == "hobbit_rates" else _TYPES.get(field.type.cname, ("str", ""))
+        )
+        yield name, *kind, comments.get(name)
 
 
 def _dataclass(name: str, fields: Iterable[tuple[str | None, str, object, str | None]]) -> Iterator[str]:

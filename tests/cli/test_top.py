@@ -13,7 +13,8 @@ from pyhobbit._tables import COUNTERS
 from pyhobbit.cli import top
 from pyhobbit.cli.main import main
 from pyhobbit.cli.ps import Running
-from pyhobbit.cli.top import lines, tokens
+from pyhobbit.cli.top import lines
+from pyhobbit.engine.stats import rates
 
 INFO = {
     "cached": True,
@@ -66,12 +67,12 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
         "93.8% hits, experts in memory: 16 of 32 (3.0 MiB)",
         "layers    █ ▄·  hits of each layer, from 0 %",
         "75% high, 19% low, 6% skipped",
-        "disk      10.0 MiB/s, 1.0 MiB per token",
+        "disk      10.0 MiB/s, 2.0 MiB per token",
     ):
         assert each in text
     assert max(map(len, lines(BEFORE, NOW, [5.0, 10.0]))) < 80
     assert screen["time"] == "time      experts 50% · disk 25% · other 25%"
-    assert tokens(BEFORE, NOW) == 10
+    assert rates(BEFORE, NOW, 2.0, INFO["n_token_uses"]).tokens_per_s == 5
     prompt = {"slot": 1, "tokens": 512, "tokens_all": 4000, "tokens_pass": 256, "layers": 3, "layers_all": 24}
     reads = {**NOW, "reading": [{**prompt, "seconds_left": 12.3}]}
     assert _screen(BEFORE, reads, 1.0)["prompt"] == (

@@ -2,6 +2,7 @@
 #include "base/stats.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <string>
 
@@ -67,4 +68,37 @@ const struct hobbit_counter * hobbit_counter_at(size_t i) {
     }
     const auto & more = registered_counter::all();
     return i - std::size(rows) < more.size() ? &more[i - std::size(rows)]->row() : nullptr;
+}
+
+struct hobbit_rates hobbit_get_rates(const double * before, const double * after, double seconds,
+                                     uint32_t n_token_uses) {
+    const auto change = [&](const std::string & name) {
+        size_t i = 0;
+        while (hobbit_counter_at(i)->name != name) {
+            i++;
+        }
+        return std::max(0.0, after[i] - before[i]);
+    };
+    const auto   over   = [](double some, double all) { return all > 0.0 ? some / all : std::nan(""); };
+    const double high   = change("hits_high");
+    const double low    = change("hits_low");
+    const double misses = change("misses_high") + change("misses_low");
+    const double uses   = change("selections_high") + change("selections_low") + change("selections_skipped");
+    const double tokens = over(uses, n_token_uses);
+    const double stall  = std::min(over(change("stall_s"), seconds), 1.0);
+    return {
+        over(tokens, seconds),
+        over(high + low, high + low + misses),
+        over(high, high + change("misses_high")),
+        over(low, low + change("misses_low")),
+        over(change("host_hits_high") + change("host_hits_low"), misses),
+        over(change("bytes_read"), seconds),
+        over(change("bytes_read"), tokens),
+        stall,
+        std::clamp(over(change("compute_s"), seconds) - stall, 0.0, 1.0 - stall),
+        over(change("selections_high"), uses),
+        over(change("selections_low"), uses),
+        over(change("selections_skipped"), uses),
+        over(change("selections_cpu"), uses),
+    };
 }
