@@ -462,17 +462,6 @@ HOBBIT_API uint64_t hobbit_available_memory(void);
 // Bytes that the process could take at most: the machine's memory, or less by the limit of a memory cgroup.
 HOBBIT_API uint64_t hobbit_memory_limit(void);
 
-// A lock between processes: its holder measures the free memory and allocates its pools. Without a
-// bound on memory the first context has it, until the pools have their pages; whoever plans and loads before takes it
-// first. One for a process, however often it is taken.
-typedef struct hobbit_memory_turn hobbit_memory_turn;
-
-// Does not wait. While another program has it: NULL, or a turn beside the other one.
-HOBBIT_API hobbit_memory_turn * hobbit_take_turn(bool or_beside);
-
-// NULL is ignored.
-HOBBIT_API void hobbit_end_turn(hobbit_memory_turn * turn);
-
 struct hobbit_disk_speed {
     double   bytes_per_s;
     uint64_t read_bytes; // bytes of each read: as requested, aligned, and not more than the file holds

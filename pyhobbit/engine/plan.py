@@ -6,7 +6,6 @@ then divides what is left between its pools. Both say what does not fit before a
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import opening
 from pyhobbit.native.ffi import Needs, lib, llama
-from pyhobbit.native.machine import available_memory, memory_limit, memory_turn, resident_memory, trimmed_heap
+from pyhobbit.native.machine import available_memory, memory_limit, resident_memory, trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _CELL_BYTES = 64  # bytes of llama.cpp for a token of context beside the KV cache, even when it simulates
@@ -119,15 +118,6 @@ class Fit:
     n_batch: int
 
 
-def turn(cache: CacheConfig, keep_going: Callable[[], bool] = lambda: True) -> AbstractContextManager[None]:
-    """Held from fit() until the model is open: programs that take what is free do so one after the other.
-
-    keep_going: see memory_turn().
-    """
-    is_bounded = cache.memory is not None or cache.pools is not None
-    return nullcontext() if is_bounded else memory_turn(keep_going)
-
-
 def fit(
     path: Path,
     config: EngineConfig,
@@ -162,7 +152,7 @@ def open_session(
 
     set_model, on_loading, aborted: as of Session. Raises HobbitError, KeyboardInterrupt.
     """
-    with opening, turn(config.cache, lambda: not aborted()):
+    with opening:
         how = fit(path, config, model=set_model)
         config = replace(config, n_ctx=how.n_ctx, n_batch=how.n_batch)
         return Session(

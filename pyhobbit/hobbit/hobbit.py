@@ -16,7 +16,7 @@ import numpy as np
 from pyhobbit.engine.cached import CachedModel, Tally
 from pyhobbit.engine.llama import LoadedModel, ctrl_c_waits
 from pyhobbit.engine.placement import Placed, choose
-from pyhobbit.engine.plan import Fit, fit, turn
+from pyhobbit.engine.plan import Fit, fit
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ComputeError, ConfigError, HobbitError
 from pyhobbit.hobbit import keywords
@@ -149,7 +149,7 @@ class Hobbit(CachedModel, _Llama):
         with opening_errors():
             check_model_file(Path(path))
             self.placement = self._placed(path, llama)
-        with opening, turn(self.cache_config):
+        with opening:
             self._load(path, llama)
 
     def _placed(self, path: str, llama: Mapping[str, Any]) -> Placed:

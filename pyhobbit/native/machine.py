@@ -3,8 +3,6 @@
 
 import contextlib
 import ctypes
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,40 +10,12 @@ from pathlib import Path
 from pyhobbit.native.ffi import check, ffi, lib
 
 _LIBC = ctypes.CDLL(None)
-_PATIENCE_S = 60.0  # how long another program may load a model
-_TOLD_AFTER_S = 2.0
-_PERIOD_S = 0.05
-
-
 resident_memory: Callable[[], int] = lib.hobbit_resident_memory
 """Bytes that this process holds now."""
 memory_limit: Callable[[], int] = lib.hobbit_memory_limit
 """Bytes that this process may hold at most, by the machine and by its memory cgroups."""
 available_memory: Callable[[], int] = lib.hobbit_available_memory
 """Bytes that this process may still take without anything being swapped out or killed."""
-
-
-@contextlib.contextmanager
-def memory_turn(keep_going: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Programs that plan with what is free, and take it, do so one after the other: see hobbit_take_turn.
-
-    This one goes on after a minute, beside the other. A terminal is told why it waits. Raises
-    KeyboardInterrupt if keep_going() is False meanwhile.
-    """
-    start, waited_s = time.monotonic(), 0.0
-    warned = sys.stderr is None or not sys.stderr.isatty()
-    while not (turn := lib.hobbit_take_turn(waited_s >= _PATIENCE_S)):
-        if not keep_going():
-            raise KeyboardInterrupt
-        if not warned and waited_s > _TOLD_AFTER_S:
-            print("pyhobbit waits for another program that takes memory for a model", file=sys.stderr)
-            warned = True
-        time.sleep(_PERIOD_S)
-        waited_s = time.monotonic() - start
-    try:
-        yield
-    finally:
-        lib.hobbit_end_turn(turn)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "base/page-commit.h"
 
-#include "base/memory-turn.h"
 #include "base/system-memory.h"
 
 #include <algorithm>
@@ -18,13 +17,12 @@ static constexpr int    POPULATE_WRITE = 23;       // MADV_POPULATE_WRITE, which
 void page_commit::start(std::vector<range> ranges, uint64_t spare) {
     stop_      = false;
     committed_ = 0;
-    thread_    = std::thread([this, ranges = std::move(ranges), spare, turn = memory_turn::current()]() mutable {
+    thread_    = std::thread([this, ranges = std::move(ranges), spare]() {
         try {
             run(ranges, spare);
         } catch (const std::exception &) {
             // no memory even to look: pages are taken at their first use
         }
-        turn.reset();
     });
 }
 

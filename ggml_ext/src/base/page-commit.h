@@ -11,7 +11,6 @@ namespace hobbit {
 
 // Takes the pages of memory from the system before their first use, in a background thread of the lowest priority.
 // Programs that start later then see how much memory is left, and the first prompt does not wait for page faults.
-// The process's memory_turn lasts until then.
 // Where the kernel cannot do that (Linux before 5.14), pages are taken at their first use.
 //
 // Thread-safety: none, but the memory itself may be used at the same time.

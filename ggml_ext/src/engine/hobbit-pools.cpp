@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // The memory of a model: what its first context allocates, and what a further one is refused.
-#include "base/memory-turn.h"
 #include "base/system-memory.h"
 #include "engine/hobbit-model.h"
 #include "ggml-impl.h"
@@ -11,9 +10,6 @@
 #include <numeric>
 
 using namespace hobbit;
-
-// How long another program may take to fill its memory.
-static constexpr auto TURN_PATIENCE = std::chrono::seconds(60);
 
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     const bool     is_staged = settings_.flag("hobbit.pack") || host_; // reads do not land directly in the slot
@@ -219,8 +215,6 @@ status hobbit_model::check_further_context(uint64_t model_bytes) const {
 
 status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     HOBBIT_TRY(reader_.check_in_place()); // llama.cpp has read the other weights since
-    const bool takes_free = settings_.spare_memory() > 0;
-    const auto turn = takes_free ? memory_turn::take(TURN_PATIENCE, true) : nullptr; // page_commit goes on with it
     HOBBIT_TRY(allocate(model_bytes, n_batch));
     // opened late: a model that cannot run leaves an older trace alone
     if (const std::string & trace = settings_.text("hobbit.trace"); !trace.empty()) {
