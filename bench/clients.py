@@ -2,7 +2,6 @@
 """Measures servers with several clients at once: stock llama.cpp's and pyhobbit serve, in equal memory.
 
     python -m bench.clients MODEL.gguf --clients 1 2 4 8 --limits 0.25 0.5 1 --reps 3
-    python -m bench.clients MODEL.gguf --arms memory ours --works short --json
 
 Each server runs in a memory cgroup with an empty page cache, and answers clients that read streams. works:
   short  every client sends a prompt of 16 tokens and reads 48
@@ -34,13 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.compare import terminable
-from bench.harness import system
+from bench.harness import runner, system
 from bench.harness.arms import BY_NAME
-from bench.harness.runner import BenchConfig, description, require_file
-from bench.harness.tokens import random_tokens
-from bench.harness.worker import bytes_from_disk
-from bench.tables import markdown, number, option_parser
+from bench.harness.table import markdown, number
+from bench.harness.trace import random_tokens
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 
@@ -53,25 +49,23 @@ _RECORDED = [[(91, 16, 16)] * 4, [(1313, 142, 142)], [(879, 55, 55), *[(48, 55, 
 _START_S, _ANSWER_S = 900, 1800
 _MOST, _ALONE = 2048, 24  # tokens of the answer beside a long prompt, and before it
 # columns by the record's key, with unit and precision
-_SEEN = {
+COLUMNS = {
     "token/s": ("rate", 1, ".1f"),
+    "alone, ms": ("alone_s", 1e3, ".0f"),
     "first, s": ("first_s", 1, ".2f"),
     "first 95 %": ("first_95_s", 1, ".2f"),
     "last": ("first_last_s", 1, ".2f"),
     "between, ms": ("gap_s", 1e3, ".0f"),
     "between 95 %": ("gap_95_s", 1e3, ".0f"),
+    "most": ("gap_most_s", 1e3, ".0f"),
     "MB/token": ("mb_per_token", 1, ".1f"),
     "hits": ("hits", 1, ".0%"),
     "same texts": ("same", 1, ".0f"),
-}
-_BESIDE = {
-    "alone, ms": ("alone_s", 1e3, ".0f"),
-    "beside, ms": ("gap_s", 1e3, ".0f"),
-    "95 %": ("gap_95_s", 1e3, ".0f"),
-    "most": ("gap_most_s", 1e3, ".0f"),
-    "long prompt, s": ("first_s", 1, ".1f"),
+    "peak, MB": ("peak", 1e-6, ".0f"),
 }
 Record = dict[str, Any]
+Client = Sequence[tuple[list[int], int, int]]
+"""Requests in turn: prompt, tokens of the answer, and after how many it leaves."""
 
 
 @dataclass
@@ -122,30 +116,27 @@ class Server:
             raise HobbitError("the server sent no token")
         return heard
 
-    def play(self, requests: "Sequence[tuple[list[int], int, int]]") -> list[Heard]:
-        """One client's requests in turn: prompt, tokens of the answer, and after how many it leaves.
-
-        Each of several long ones is an agent's: it sends all so far, and more.
-        """
-        grows = len({len(prompt) for prompt, _, _ in requests}) > 1
+    def play(self, client: Client) -> list[Heard]:
+        """Its answers. One whose requests differ in length is an agent: it sends all so far, and more."""
+        grows = len({len(prompt) for prompt, _, _ in client}) > 1
         heard: list[Heard] = []
         sent: list[int] = []
-        for prompt, n, n_read in requests:
+        for prompt, n, n_read in client:
             sent = [*sent, *prompt] if grows else prompt
             heard.append(self.ask(sent, n, n_read.__le__, keep=grows))
             sent = [*sent, *heard[-1].tokens]
         return heard
 
+    def together(self, clients: Sequence[Client]) -> list[list[Heard]]:
+        """The answers of clients at the same time, of each one in turn."""
+        with ThreadPoolExecutor(len(clients)) as pool:
+            answers = list(pool.map(self.play, clients))
+        self.wait_idle()
+        return answers
+
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=_ANSWER_S) as answer:
             return json.load(answer)
-
-    def counters(self, arm: str) -> dict[str, float]:
-        """Bytes read from the disk, and the cache's hits and misses."""
-        read = bytes_from_disk(self.process.pid)
-        cache = self.get("/hobbit") if arm == "ours" else {}
-        names = {name: (f"{name}_high", f"{name}_low") for name in ("hits", "misses")}
-        return {"read": read, **{name: sum(cache.get(k, 0) for k in keys) for name, keys in names.items()}}
 
     def wait_idle(self) -> None:
         """A client that has left may still be computed."""
@@ -157,36 +148,33 @@ def _spread(name: str, values: Sequence[float]) -> Record:
     return {f"{name}_s": median(values), f"{name}_95_s": float(np.percentile(values, 95))}
 
 
-def together(server: Server, clients: Sequence[Any]) -> list[list[Heard]]:
-    """The answers of clients at the same time, of each one in turn."""
-    with ThreadPoolExecutor(len(clients)) as pool:
-        answers = list(pool.map(server.play, clients))
-    server.wait_idle()
-    return answers
-
-
-def tokens_of(answers: Sequence[Sequence[Heard]]) -> list[list[list[int]]]:
+def _texts(answers: Sequence[Sequence[Heard]]) -> list[list[list[int]]]:
     return [[each.tokens for each in answer] for answer in answers]
 
 
-def figures(server: Server, arm: str, clients: Sequence[Any], alone: Sequence[Any]) -> Record:
+def at_once(server: Server, arm: str, clients: Sequence[Client], alone: Sequence[Any]) -> Record:
     """The figures of clients at the same time. alone: the tokens that each one gets alone."""
-    before, start = server.counters(arm), time.perf_counter()
-    answers = together(server, clients)
-    used = {name: value - before[name] for name, value in server.counters(arm).items()}
+
+    def counters() -> list[float]:
+        cache = server.get("/hobbit") if arm == "ours" else {}
+        names = (("hits_high", "hits_low"), ("misses_high", "misses_low"))
+        read = system.bytes_from_disk(server.process.pid)
+        return [read, *(sum(cache.get(key, 0) for key in keys) for keys in names)]
+
+    before, start = counters(), time.perf_counter()
+    answers = server.together(clients)
+    n_read, hits, misses = (after - since for after, since in zip(counters(), before, strict=True))
     heard = [each for answer in answers for each in answer]
     n_tokens = sum(len(each.tokens) for each in heard)
-    seconds = max(each.times[-1] for each in heard) - start
     firsts = [each.times[0] - each.asked for each in heard]
     return {
-        "rate": n_tokens / seconds,
+        "rate": n_tokens / (max(each.times[-1] for each in heard) - start),
         **_spread("first", firsts),
         "first_last_s": max(firsts),
         **_spread("gap", [gap for each in heard for gap in each.gaps()]),
-        "mb_per_token": used["read"] / 1e6 / n_tokens,
-        "hits": used["hits"] / max(1, used["hits"] + used["misses"]) if arm == "ours" else None,
-        "peak": server.cgroup.peak(),
-        "same": sum(text == own for text, own in zip(tokens_of(answers), alone, strict=False)),
+        "mb_per_token": n_read / 1e6 / n_tokens,
+        "hits": hits / max(1, hits + misses) if arm == "ours" else None,
+        "same": sum(text == own for text, own in zip(_texts(answers), alone, strict=False)),
     }
 
 
@@ -210,10 +198,8 @@ def beside_long(server: Server, prompt: list[int], other: list[int]) -> Record:
         heard = answer.result()
     server.wait_idle()
     beside = heard.gaps(reading.asked)
-    alone = median(heard.gaps()[: _ALONE - 1])
-    first = reading.times[0] - reading.asked
-    found = {"alone_s": alone, **_spread("gap", beside), "gap_most_s": max(beside), "first_s": first}
-    return {**found, "peak": server.cgroup.peak()}
+    found = {"alone_s": median(heard.gaps()[: _ALONE - 1]), "gap_most_s": max(beside)}
+    return {**found, **_spread("gap", beside), "first_s": reading.times[0] - reading.asked}
 
 
 def measure(
@@ -225,10 +211,11 @@ def measure(
             draw = random_tokens(args.n_vocab)
             if work == "long":
                 prompt, other = (list(islice(draw, n)) for n in (16, args.prompt))
-                yield {"work": work, "clients": 2, **beside_long(server, prompt, other)}
+                found = beside_long(server, prompt, other)
+                yield {"work": work, "clients": 2, **found, "peak": server.cgroup.peak()}
                 continue
             kinds, scale = (_SHORT, 1) if work == "short" else (_RECORDED, args.scale)
-            clients = [
+            clients: list[Client] = [
                 [
                     (list(islice(draw, a // scale)), b // scale, c // scale)
                     for a, b, c in kinds[i % len(kinds)]
@@ -236,10 +223,11 @@ def measure(
                 for i in range(max(args.clients))
             ]
             if work not in alone:
-                alone[work] = [tokens_of(together(server, [client]))[0] for client in clients]
-                together(server, [[(list(islice(draw, 8)), 1, 1)] for _ in clients])  # no slot keeps these
+                alone[work] = [_texts(server.together([client]))[0] for client in clients]
+                server.together([[(list(islice(draw, 8)), 1, 1)] for _ in clients])  # no slot keeps these
             for n in args.clients if work == "short" else [len(clients)]:
-                yield {"work": work, "clients": n, **figures(server, arm, clients[:n], alone[work])}
+                found = at_once(server, arm, clients[:n], alone[work])
+                yield {"work": work, "clients": n, **found, "peak": server.cgroup.peak()}
 
 
 @contextmanager
@@ -254,8 +242,7 @@ def serving(args: argparse.Namespace, arm: str, share: float | None) -> Iterator
     options += ["--parallel", str(max(args.clients)), "--ctx-size", str(args.ctx)]
     if arm == "ours":
         command = [sys.executable, "-m", "pyhobbit", "serve"]
-        memory = (limit or 0) - max(BenchConfig.min_margin, int((limit or 0) * BenchConfig.margin))
-        options += ["--memory", str(memory), "--t1", "1", "--t2", "1"]
+        options += ["--memory", str(args.config.usable(limit or 0)), "--t1", "1", "--t2", "1"]
     elif arm == "mapped":
         options += ["--no-repack"]  # a second layout would not be mapped
     system.drop_cached(args.config.parts)
@@ -283,13 +270,8 @@ def serving(args: argparse.Namespace, arm: str, share: float | None) -> Iterator
 
 
 def run(args: argparse.Namespace, tell: Callable[[Record], object]) -> list[Record]:
-    """All repetitions; a server that fails gives a record with an "error"."""
+    """All repetitions, each told at once; a server that fails gives a record with an "error"."""
     records: list[Record] = []
-
-    def add(record: Record) -> None:
-        records.append(record)
-        tell(record)
-
     alone: dict[tuple[str, float | None], dict[str, Any]] = {}
     turns = [(arm, limit) for arm in args.arms for limit in ([None] if arm == "memory" else args.limits)]
     for repetition in range(args.reps):
@@ -297,15 +279,16 @@ def run(args: argparse.Namespace, tell: Callable[[Record], object]) -> list[Reco
             head = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition}
             try:
                 for found in measure(args, arm, limit, alone.setdefault((arm, limit), {})):
-                    add(head | found)
+                    records.append(head | found)
+                    tell(records[-1])
             except HobbitError as e:
-                add(head | {"work": "", "clients": 0, "error": str(e)})
+                records.append(head | {"work": "", "clients": 0, "error": str(e)})
+                tell(records[-1])
     return records
 
 
 def table(records: Sequence[Record], work: str) -> str:
     """Medians of the repetitions, one row for each arm, limit and number of clients."""
-    columns = {**(_BESIDE if work == "long" else _SEEN), "peak, MB": ("peak", 1e-6, ".0f")}
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for each in records:
         if each["work"] == work:
@@ -314,16 +297,16 @@ def table(records: Sequence[Record], work: str) -> str:
     rows: list[Mapping[str, str]] = []
     for key, group in groups.items():
         cells = dict(zip(("arm", "limit", "clients"), key, strict=True))
-        for title, (name, scale, how) in columns.items():
-            values = [each[name] for each in group if each[name] is not None]
-            cells[title] = number(median(values) if values else None, how, scale)
+        for title, (name, scale, how) in COLUMNS.items():
+            if values := [each[name] for each in group if each.get(name) is not None]:
+                cells[title] = number(median(values), how, scale)
         rows.append(cells)
-    return "\n".join([f"\n{work}\n", *markdown(rows)])
+    return "\n".join([f"{work}\n", *markdown(rows), ""])
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options, with the model's size and vocabulary. Raises HobbitError, SystemExit."""
-    parser = option_parser(__doc__)
+    parser = system.option_parser(__doc__)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a GGUF")
     add("--clients", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="clients at once")
@@ -333,20 +316,21 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--reps", type=int, default=3, metavar="N", help="repetitions, with medians (default: %(default)s)")
     add("--prompt", type=int, default=4000, metavar="N", help="tokens of the long one (default: %(default)s)")
     add("--ctx", type=int, default=8192, metavar="N", help="context of all clients (default: %(default)s)")
-    add("--stock", type=Path, default=BenchConfig.stock, metavar="DIR", help="programs of make stock")
-    add("--json", action="store_true", help="print a line of JSON for each result in place of tables")
+    stock = runner.BenchConfig.stock
+    add("--stock", type=Path, default=stock, metavar="DIR", help="programs of make stock")
     add("--quick", action="store_true", help="one repetition of short requests, to try it out")
+    system.add_output(parser)
     args = parser.parse_args(arguments)
     args.scale = 2
     if args.quick:
         args.reps, args.prompt, args.scale = 1, min(args.prompt, 400), 8
     if min(*args.clients, args.reps, args.prompt) <= 0 or not all(0 < share <= 1 for share in args.limits):
         parser.error("numbers must be positive, and limits shares up to 1")
-    require_file(args.model)
+    runner.require_file(args.model)
     if {*args.arms} != {"ours"} and not (args.stock / "llama-server").exists():
         raise HobbitError(f"{args.stock} has no llama-server: run make stock, or give --arms ours")
     args.model = args.model.absolute()
-    args.config = BenchConfig(args.model, (BY_NAME["ours"],), tuple(args.limits), reps=args.reps)
+    args.config = runner.BenchConfig(args.model, (BY_NAME["ours"],), tuple(args.limits), reps=args.reps)
     args.n_vocab = len(read_gguf(args.model).metadata["tokenizer.ggml.tokens"].value())
     return args
 
@@ -355,15 +339,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 where a server failed."""
     try:
         args = parsed(arguments)
-        tell = (lambda record: print(json.dumps(record), flush=True)) if args.json else lambda _: None
-        tell(description(args.config))
-        with terminable():  # ends the server as well
-            records = run(args, tell)
+        out = system.Output(args.output, args.model.stem)
+        out.line(runner.description(args.config))
+        with system.terminable():  # ends the server as well
+            records = run(args, out.line)
+        out.table("\n".join(table(records, work) for work in args.works))
     except HobbitError as e:
         print(f"clients: {e}", file=sys.stderr)
         return 1
-    for work in () if args.json else args.works:
-        print(table(records, work))
     for each in records:
         n = each["clients"] - each.get("same", each["clients"])
         what = each.get("error", f"{n} texts of {each['work']} are not those alone" if n else "")

@@ -3,77 +3,88 @@
 
     python -m bench.compare --shape qwen3-30b-a3b --layers 24 --type q4_0 --trace qwen3-30b-a3b.route.csv
     python -m bench.compare --model MODEL.gguf --arms stock ours --limits 0.25
+    python -m bench.compare --device CUDA0 --stock build/stock-cuda/bin --shape mixtral-8x7b --layers 8
+    python -m bench.compare --prices 4090-ddr5 --shape qwen3-30b-a3b --limits 0.25
 
-Arms take turns, each in a process of its own under a memory limit, with an empty page cache. The arm
-stock-128k sets the readahead of the disk for all programs while it runs. docs/measurements.md explains
-the columns.
+Arms take turns, each in a process of its own. A limit bounds its memory, with an empty page cache; with
+--device it is the device's memory for experts, and with --prices that of a machine that is modelled. The arm
+stock-128k sets the readahead of the disk for all programs while it runs. docs/measurements.md explains the
+columns, docs/modelled.md those of a modelled machine. NAME@N is an arm with N tokens of a prompt per pass.
 """
 
 import argparse
-import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness import generate, report, runner
-from bench.harness.arms import BY_NAME, Arm, Tiers, with_batches
+from bench.harness import files, runner
+from bench.harness.arms import BY_NAME, DEVICE_ARMS, MODELLED, STOCK_CACHE, Arm, Tiers, choose_arms
 from bench.harness.carry import carry_over
-from bench.harness.shapes import SHAPES
-from bench.tables import option_parser
+from bench.harness.devices import Device, Modelled, experts_of
+from bench.harness.runner import BenchConfig, Host
+from bench.harness.system import FOLDER, Output, add_output, option_parser, terminable
+from bench.harness.table import Results, table
 from pyhobbit.cli.main import with_options
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
-from pyhobbit.settings.config import EngineConfig
+from pyhobbit.native.paths import LIB_DIR
+from pyhobbit.settings.config import parse_size
 from pyhobbit.settings.papers import PAPERS
 
-_TERMINATED = 143
-_LIMITS = "limits as shares of the model, or none (default: 0.15 0.25 0.4 0.6)"
+_ON_DEVICE: dict[str, Any] = {"limits": (0.2, 0.3, 0.5)}
+_ON_MODELLED: dict[str, Any] = {"limits": (0.25,), "reps": 1, "n_warm_up": 64}
 
 
-def add_options(
-    parser: argparse.ArgumentParser, arms: Mapping[str, Arm] = BY_NAME, limits: str = _LIMITS
-) -> None:
-    """Declares the options of a comparison of these arms; limits: the help text of --limits."""
-    parser.epilog = "arms:\n" + "\n".join(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of a comparison."""
+    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS}
+    parser.epilog = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())])
+        for title, arms in lists.items()
+    )
     _add_subject(parser)
-    _add_procedure(parser, limits)
+    _add_procedure(parser)
     for name in ("t1", "t2"):  # thresholds of the arms with two tiers
         what = f"threshold of the rule gate (default: {PAPERS['hobbit'].settings[name]})"
         parser.add_argument(f"--{name}", type=float, metavar="F", help=what)
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:
-    """The options of what is measured: model, tiers and routing."""
+    """The options of what is measured: model, tiers, routing and place."""
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--shape", choices=SHAPES, help="make a random-weight model of this shape")
+    model.add_argument("--shape", choices=files.SHAPES, help="make a random-weight model of this shape")
     model.add_argument("--model", type=Path, metavar="FILE", help="measure this GGUF")
     add("--layers", type=int, metavar="N", help="layers of the shape (default: as in the real model)")
     add("--type", default="q4_0", metavar="TYPE", help="type of the shape's weights (default: %(default)s)")
     add("--low", metavar="TYPE", help="also make a low tier of the experts in this type")
-    folder = "folder of generated models, which are reused (default: %(default)s)"
-    add("--folder", type=Path, default=Path("bench-models"), metavar="DIR", help=folder)
-    trace = "replay this routing in every arm (default: the model's own)"
+    folder = "folder of generated models, which are reused (default: bench-models)"
+    add("--folder", type=Path, metavar="DIR", help=folder)
+    trace = "replay this routing in every arm (default: the model's own; seeded with --prices)"
     add("--trace", type=Path, metavar="FILE", help=trace)
     add("--calibration", type=Path, metavar="FILE", help="apply another model's calibration to the shape")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--device", metavar="NAME", help="run on this device, as ggml names it, like CUDA0")
+    prices = "run on a modelled machine: a name of tests/modelled_device/prices, or a path"
+    place.add_argument("--prices", metavar="NAME", help=prices)
+    add("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers the device")
+    memory = "host memory of our arms beside a device (default: all experts fit)"
+    add("--memory", type=parse_size, metavar="SIZE", help=memory)
 
 
-def _add_procedure(parser: argparse.ArgumentParser, limits: str) -> None:
+def _add_procedure(parser: argparse.ArgumentParser) -> None:
     """The options of how it is measured."""
     add = parser.add_argument
     add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
+    limits = "limits as shares of the model (0.15 0.25 0.4 0.6), or of the experts on a device; or none"
     add("--limits", type=_limit, nargs="*", metavar="F", help=limits)
     add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
     prompts = "lengths of the prompts in tokens (default: 16 128 512; with --trace: 16)"
     add("--prompts", type=int, nargs="+", metavar="N", help=prompts)
-    batch = "tokens of a prompt per pass; several: each arm with each (default: stock 512, ours as chat)"
-    add("--batch", type=int, nargs="+", default=(), metavar="N", help=batch)
     tokens = "most tokens to decode (default: 64; with --trace: up to 96)"
     add("--tokens", dest="n_tokens", type=int, metavar="N", help=tokens)
     warm_up = "most tokens to decode before (default: 32; with --trace: 16)"
@@ -81,8 +92,7 @@ def _add_procedure(parser: argparse.ArgumentParser, limits: str) -> None:
     add("--seconds", type=float, metavar="S", help="time limit of decoding (default: 60)")
     add("--threads", dest="n_threads", type=int, metavar="N", help="compute threads (default: one per core)")
     add("--stock", type=Path, metavar="DIR", help="libraries of make stock (default: build/stock/bin)")
-    output = "folder of the results (default: a new one in bench-results)"
-    add("-o", "--output", type=Path, metavar="DIR", help=output)
+    add_output(parser)
 
 
 def _limit(text: str) -> float | None:
@@ -92,72 +102,62 @@ def _limit(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"{text} is no share; give numbers such as 0.25, or none") from None
 
 
-def results_path(args: argparse.Namespace, config: runner.BenchConfig) -> Path:
-    """The file for the lines of JSON. Raises HobbitError."""
-    folder = args.output or Path("bench-results") / f"{config.model.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = folder / "results.jsonl"
-    if path.exists():
-        raise HobbitError(f"{path} exists; give another folder with --output, or remove it")
-    return path
+def target_of(args: argparse.Namespace) -> Host:
+    """The place where the arms run. Raises HobbitError."""
+    if args.prices is not None:
+        return Modelled.of(args.prices)
+    if args.device is None:
+        return Host()
+    target = Device(args.device, args.rpc, args.memory)
+    target.describe(LIB_DIR)  # before a model is made
+    return target
 
 
-def publish(results: report.Results, folder: Path, text: str) -> None:
-    """Writes the table `text` beside the lines of JSON. Raises HobbitError if runs failed."""
-    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-    print(text)
-    print(f"\n{folder} contains this run: results.jsonl and table.md", file=sys.stderr)
-    if errors := results.errors():
-        raise HobbitError("some runs failed: " + "; ".join(errors))
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends what runs in order, so that the disk's readahead is put back."""
-    before = signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(_TERMINATED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def configured(args: argparse.Namespace, arms: Mapping[str, Arm] = BY_NAME) -> runner.BenchConfig:
+def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
     """The run that the options ask for; makes the model of a shape. Raises HobbitError."""
-    for n_batch in args.batch:
-        EngineConfig(n_batch=n_batch)
     given: dict[str, Any] = {
         field.name: tuple(each for each in value if each is not None) if isinstance(value, list) else value
-        for field in fields(runner.BenchConfig)
+        for field in fields(BenchConfig)
         if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
     }
+    is_modelled = isinstance(target, Modelled)
+    given = {**(_ON_MODELLED if is_modelled else _ON_DEVICE if isinstance(target, Device) else {}), **given}
     if args.trace is not None:
         given = runner.trace_windows(args.trace, given)
-    given.pop("low", None)  # the type so far
-    has_costs = args.calibration is not None
+    given["has_costs"] = args.calibration is not None
     if args.model is not None:
-        if args.low or args.layers or args.calibration:
+        if args.low or args.layers or args.calibration or is_modelled:
             raise ConfigError(
-                "--low, --layers and --calibration are for a --shape; pyhobbit convert --sidecar adds a "
-                "low tier"
+                "--low, --layers, --calibration and --prices are for a --shape; pyhobbit convert --sidecar "
+                "adds a low tier"
             )
-        model, low = args.model, own_low_tier(args.model)
-    else:  # nothing is made for a run that cannot be
-        if has_costs and not args.low:
-            raise ConfigError("--calibration decides between two tiers; add the low one with --low TYPE")
-        placeholder = Path() if args.low else None
-        chosen = runner.choose_arms(args.arms, _kinds(placeholder, has_costs), arms)
-        runner.BenchConfig(Path(), chosen, low=placeholder, has_costs=has_costs, **given)
-        model, low = _made_files(args)
-    if has_costs and low is not None:
-        t1, t2 = carry_over(args.calibration, model, low)
-        given = {"t1": t1, "t2": t2, **given}
-    chosen = with_batches(runner.choose_arms(args.arms, _kinds(low, has_costs), arms), args.batch)
-    return runner.resolved(runner.BenchConfig(model, chosen, low=low, has_costs=has_costs, **given))
+        model, given["low"] = args.model, own_low_tier(args.model)
+        return BenchConfig(model, _arms(args, target, given), **given)
+    if given["has_costs"] and not args.low:
+        raise ConfigError("--calibration decides between two tiers; add the low one with --low TYPE")
+    shape = files.SHAPES[args.shape].scaled(args.layers)
+    folder = args.folder or (FOLDER / "models" if is_modelled else Path("bench-models"))
+    model = files.model_path(folder, args.shape, shape, args.type, holes=is_modelled)
+    given["low"] = files.low_path(model, args.low) if args.low else None
+    config = BenchConfig(model, _arms(args, target, given), **given)  # refused before anything is made
+    files.write_model(folder, args.shape, shape, args.type, holes=is_modelled)
+    if config.low is not None:
+        files.write_low_tier(model, shape, args.low)
+        if args.calibration is not None:
+            t1, t2 = carry_over(args.calibration, model, config.low)
+            config = replace(config, t1=given.get("t1", t1), t2=given.get("t2", t2))
+    return config
 
 
-def _kinds(low: Path | None, has_costs: bool) -> tuple[Tiers, ...]:
-    """The kinds of arms that the files allow."""
-    low_tier: tuple[Tiers, ...] = ("low",) if low is not None else ()
-    return ("high", *low_tier, "priced") if has_costs else ("high", *low_tier)
+def _arms(args: argparse.Namespace, target: Host, given: Mapping[str, Any]) -> tuple[Arm, ...]:
+    tiers: list[Tiers] = ["high"]
+    tiers += ["low"] if given["low"] is not None else []
+    tiers += ["priced"] if given["has_costs"] else []
+    if not isinstance(target, Device):
+        return choose_arms(args.arms, tiers)
+    known = {name: arm for name, arm in DEVICE_ARMS.items() if name != STOCK_CACHE or args.arms}
+    names = list(MODELLED) if isinstance(target, Modelled) and args.arms is None else args.arms
+    return choose_arms(names, tiers, known)
 
 
 def own_low_tier(model: Path) -> Path | None:
@@ -173,26 +173,26 @@ def own_low_tier(model: Path) -> Path | None:
     return sidecar if sidecar.exists() else None
 
 
-def _made_files(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    """A model of a shape, and the file with its low tier."""
-    if args.layers is not None and args.layers < 1:
-        raise ConfigError(f"--layers is {args.layers}; it must be positive")
-    shape = SHAPES[args.shape].scaled(args.layers)
-    model = generate.write_model(args.folder, args.shape, shape, args.type)
-    return model, generate.write_low_tier(model, shape, args.low) if args.low else None
+def compared(args: argparse.Namespace) -> None:
+    """Runs, and writes the table beside the lines of JSON. Raises HobbitError, also if runs failed."""
+    target = target_of(args)
+    config = configured(args, target)
+    for share in config.limits if isinstance(target, Device) else ():
+        experts_of(config.model).budget(share)
+    out = Output(args.output, config.model.stem)
+    with terminable():
+        results = Results(runner.run(config, out.line, target))
+    out.table(table(results))
+    if errors := results.errors():
+        raise HobbitError("some runs failed: " + "; ".join(errors))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the comparison; returns the exit status."""
     parser = option_parser(__doc__)
     add_options(parser)
-    args = parser.parse_args(arguments)
     try:
-        config = configured(args)
-        path = results_path(args, config)
-        with terminable():
-            results = report.Results(runner.run(config, path))
-        publish(results, path.parent, report.table(results))
+        compared(parser.parse_args(arguments))
     except HobbitError as e:
         print(f"compare: {with_options(str(e))}", file=sys.stderr)
         return 1

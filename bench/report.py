@@ -24,7 +24,7 @@ from bench.analysis.listed import LISTED
 from bench.analysis.page import page
 from bench.analysis.part import Part, Run
 from bench.harness import system
-from bench.tables import option_parser
+from bench.harness.system import option_parser
 from pyhobbit.cli.main import with_options
 from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import HobbitError

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from bench.analysis.part import Figure
+from bench.harness.system import option_parser
+from bench.harness.table import markdown
 from bench.report import write_page
-from bench.tables import markdown, option_parser
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import read_text
 

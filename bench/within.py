@@ -10,22 +10,22 @@ import time
 from pathlib import Path
 
 from bench.harness import system
-from bench.tables import option_parser
+from bench.harness.system import option_parser
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import model_parts
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Returns the program's exit status; the time and the most memory go to standard error."""
     parser = option_parser(__doc__)
     parser.add_argument("share", type=float, help="share of the file's size that all memory may have")
     parser.add_argument("model", type=Path, help="the model's file, or its first part")
     parser.add_argument("command", nargs="+", help="program with its arguments, after --")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     try:
         files = [part.path for part in model_parts(args.model)]
         limit = int(args.share * sum(file.stat().st_size for file in files))
-        disk = system.disk_bandwidth(args.model, 1.0) or 0
+        disk = system.disk_bandwidth(args.model) or 0
         system.drop_cached(files)
         with system.memory_cgroup(limit) as cgroup:
             start = time.monotonic()

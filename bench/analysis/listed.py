@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 
-_ON_GPU = "it needs a GPU: python -m bench.device and python -m bench.gpu_machine"
+_ON_GPU = "it needs a GPU: python -m bench.gpu"
 
 LISTED: Mapping[str, tuple[str, str]] = {
     "HOBBIT Fig. 3a": ("systems", "loading takes 85.5 and 94.5 % of a layer without a cache"),

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Arms of the comparison. An arm is data: another one is another line here."""
+"""Arms of the comparisons. An arm is data: another one is another line here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+from pyhobbit.errors import ConfigError
 from pyhobbit.settings.config import Setting
+from pyhobbit.settings.papers import PAPERS
 
-Build = Literal["stock", "ours"]
 Tiers = Literal["high", "low", "priced"]
 
 
@@ -26,7 +27,7 @@ class Arm:
 
     name: str
     summary: str
-    build: Build
+    build: Literal["stock", "ours"] = "stock"
     fits: bool | None = False
     mmap: bool = False
     repack: bool = False
@@ -35,21 +36,27 @@ class Arm:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     n_batch: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.build != "ours" and (self.settings or self.tiers != "high"):
-            raise ValueError(f"{self.name}: stock llama.cpp knows no settings of the expert cache")
+    @property
+    def kind(self) -> str:
+        """Its name without the tokens per pass."""
+        return kind(self.name)
 
 
-def ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, **settings: Setting) -> Arm:
+def kind(name: str) -> str:
+    """The arm of which a name like ours@2048 is."""
+    return name.partition("@")[0]
+
+
+def ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, **settings: Any) -> Arm:
     """An arm of this package with these settings, without their prefix."""
     keys = {f"hobbit.{key}": value for key, value in settings.items()}
     return Arm(name, summary, "ours", fits=fits, repack=True, tiers=tiers, settings=keys)
 
 
 ARMS = (
-    Arm("stock", "llama.cpp: repacked, or mapped under a limit", "stock", fits=None, mmap=True, repack=True),
-    Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", "stock", mmap=True, readahead_kb=128),
-    Arm("stock-plain", "llama.cpp, all in memory, plain layouts", "stock", fits=True),
+    Arm("stock", "llama.cpp: repacked, or mapped under a limit", fits=None, mmap=True, repack=True),
+    Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", mmap=True, readahead_kb=128),
+    Arm("stock-plain", "llama.cpp, all in memory, plain layouts", fits=True),
     ours("ours-resident", "expert cache that holds every expert", fits=True),
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
     ours("ours", "expert cache, everything in high precision"),
@@ -62,23 +69,65 @@ ARMS = (
     ours("lfu", "LFU, without prefetch", policy="lfu", prefetch=0),
     ours("edgemoe", "the policy of EdgeMoE, without prefetch", policy="edgemoe", prefetch=0),
 )
+BY_NAME: Mapping[str, Arm] = {arm.name: arm for arm in ARMS}
 
+#
+# on a device
+#
 
-def with_batches(arms: Sequence[Arm], batches: Sequence[int]) -> tuple[Arm, ...]:
-    """Each arm with each number of prompt tokens per pass; several make arms of their own, as ours@2048."""
-    if not batches:
-        return tuple(arms)
-    names = ("{}@{}" if len(batches) > 1 else "{}",) * len(batches)
-    return tuple(
-        replace(arm, name=name.format(arm.name, n), n_batch=n)
-        for arm in arms
-        for name, n in zip(names, batches, strict=True)
+STOCK = ("stock", "stock-repacked")
+DEMAND, STOCK_CACHE, STOCK_FIT = "demand", "stock-cache", "stock-fit"
+PROFILE = "hobbit.calibrated"  # the setting of an arm that asks for a profile
+_HOBBIT, _TWIDDLER, _DAOP = (dict(PAPERS[name].settings) for name in ("hobbit", "twiddler", "daop"))
+_RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5}  # the rule's own, in place of the run's
+_DEMAND: dict[str, Any] = {"mode": "gpu", "prefetch": 0}
+DEVICE_ARMS: Mapping[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit"),
+        Arm("stock-repacked", "as stock, the others repacked for the CPU (--no-host)", repack=True),
+        Arm(STOCK_FIT, "llama.cpp, placed as its --fit does in the same memory"),
+        Arm(STOCK_CACHE, "llama.cpp's own cache of experts (--moe-cache-mib), if --stock has it"),
+        ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, **_DEMAND),
+        ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
+        ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
+        ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
+        ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", calibrated=True, **_TWIDDLER),
+        ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced", **_DAOP),
+        ours(
+            "demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_RANK, **_DEMAND
+        ),
+        *(
+            ours(
+                f"hobbit-{mode}-{n}",
+                f"HOBBIT, {n} layers of prefetch",
+                "low",
+                mode=mode,
+                prefetch=n,
+                **_HOBBIT,
+            )
+            for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
+        ),
+        ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
+        ours("ours-price", "as ours-eq2, by the rule price and --calibration", "priced", mode="auto"),
     )
+}
+MODELLED = ("stock", STOCK_FIT, DEMAND, "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")
 
 
-def kind(name: str) -> str:
-    """The arm that a name of with_batches() was made of."""
-    return name.partition("@")[0]
+def choose_arms(
+    names: Sequence[str] | None, tiers: Collection[Tiers], arms: Mapping[str, Arm] = BY_NAME
+) -> tuple[Arm, ...]:
+    """The arms of these names; None for all that the files allow, which have `tiers`. Raises ConfigError.
 
-
-BY_NAME = {arm.name: arm for arm in ARMS}
+    NAME@N is the arm with N tokens of a prompt per pass.
+    """
+    if names is None:
+        return tuple(arm for arm in arms.values() if arm.tiers in tiers)
+    chosen = {}
+    for name in names:
+        _, has_batch, n_batch = name.partition("@")
+        if kind(name) not in arms or (has_batch and not (n_batch.isdecimal() and int(n_batch))):
+            raise ConfigError(f"unknown arm '{name}'; choose one of {', '.join(arms)}")
+        chosen[name] = replace(arms[kind(name)], name=name, n_batch=int(n_batch) if has_batch else None)
+    return tuple(chosen.values())

@@ -64,14 +64,6 @@ static const char * check(const struct hobbit_replay * replay, const struct ggml
     if (replay->first_row + replay->n_tokens > replay->n_rows) {
         return "there are more tokens than the trace has rows";
     }
-    for (int64_t i = 0; i < replay->n_tokens; i++) {
-        const int64_t first = ((replay->first_row + i) * replay->n_layers + layer) * replay->n_used;
-        for (int64_t k = 0; k < replay->n_used; k++) {
-            if (replay->experts[first + k] < 0 || replay->experts[first + k] >= probabilities->ne[0]) {
-                return "what is to be replayed chooses experts that the model does not have";
-            }
-        }
-    }
     return NULL;
 }
 
@@ -84,9 +76,9 @@ static char * at(char * values, const struct ggml_tensor * tensor, int64_t row, 
     return values + (size_t) row * tensor->nb[1] + (size_t) column * tensor->nb[0];
 }
 
-// numbers, values: what the tensors span.
-static void overwrite(const struct hobbit_replay * replay, int64_t layer, const struct ggml_tensor * chosen,
-                      char * numbers, char * values) {
+// numbers, values: what the tensors span. Returns why a row cannot be replayed.
+static const char * overwrite(const struct hobbit_replay * replay, int64_t layer, const struct ggml_tensor * chosen,
+                              char * numbers, char * values) {
     const struct ggml_tensor * probabilities = replay->probabilities;
     // llama.cpp also names a router's outputs so, where the softmax is over the chosen ones
     const bool    is_logits = probabilities->op == GGML_OP_MUL_MAT || probabilities->op == GGML_OP_ADD;
@@ -94,12 +86,16 @@ static void overwrite(const struct hobbit_replay * replay, int64_t layer, const 
     for (int64_t i = 0; i < chosen->ne[1]; i++) {
         const int64_t place = ((first + i) * replay->n_layers + layer) * replay->n_used;
         for (int64_t k = 0; k < replay->n_used; k++) {
-            const int32_t expert                            = replay->experts[place + k];
-            const float   weight                            = replay->weights[place + k];
+            const int32_t expert = replay->experts[place + k];
+            const float   weight = replay->weights[place + k];
+            if (expert < 0 || expert >= probabilities->ne[0]) {
+                return "what is to be replayed chooses experts that the model does not have";
+            }
             *(int32_t *) at(numbers, chosen, i, k)          = expert;
             *(float *) at(values, probabilities, i, expert) = is_logits ? logf(weight) : weight;
         }
     }
+    return NULL;
 }
 
 // Returns why the choice cannot be replayed, NULL where it was.
@@ -114,14 +110,15 @@ static const char * change(const struct hobbit_replay * replay, int64_t layer, s
     if (!numbers) {
         return "there is no memory for a copy of a router's choice";
     }
-    char * values = numbers + sizes[0];
     replay->get(chosen, numbers, 0, sizes[0]);
-    replay->get(probabilities, values, 0, sizes[1]);
-    overwrite(replay, layer, chosen, numbers, values);
-    replay->set(chosen, numbers, 0, sizes[0]);
-    replay->set(probabilities, values, 0, sizes[1]);
+    replay->get(probabilities, numbers + sizes[0], 0, sizes[1]);
+    error = overwrite(replay, layer, chosen, numbers, numbers + sizes[0]);
+    if (!error) {
+        replay->set(chosen, numbers, 0, sizes[0]);
+        replay->set(probabilities, numbers + sizes[0], 0, sizes[1]);
+    }
     free(numbers);
-    return NULL;
+    return error;
 }
 
 // A ggml_backend_sched_eval_callback; user_data is a struct hobbit_replay. Asks to stop once per layer, where the
@@ -130,21 +127,13 @@ __attribute__((visibility("default"))) bool hobbit_replay_eval(struct ggml_tenso
 
 bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data) {
     struct hobbit_replay * replay = user_data;
-    if (!replay->experts || strncmp(tensor->name, "ffn_moe_", 8) != 0) {
-        return !ask;
-    }
-    if (layer_of(tensor, "ffn_moe_probs-") >= 0) {
-        replay->probabilities = tensor;
-        return !ask;
-    }
-    const int64_t layer = layer_of(tensor, "ffn_moe_topk-");
-    if (layer < 0) {
-        return !ask;
-    }
-    if (!ask) {
+    const int64_t          layer  = replay->experts ? layer_of(tensor, "ffn_moe_topk-") : -1;
+    if (layer >= 0 && !ask) {
         const char * error    = change(replay, layer, tensor);
         replay->error         = replay->error ? replay->error : error;
         replay->probabilities = NULL;
+    } else if (layer < 0 && layer_of(tensor, "ffn_moe_probs-") >= 0) {
+        replay->probabilities = tensor;
     }
-    return true;
+    return layer >= 0 || !ask;
 }

@@ -6,37 +6,60 @@ several milliseconds per token.
 """
 
 import ctypes
+import os
+import subprocess
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness.compiled import compiled
+from bench.harness.system import FOLDER, ROOT
+from pyhobbit.errors import HobbitError
 
-_SOURCE = Path(__file__).with_name("replay.c")
+_GGML = (ROOT / "vendor/llama.cpp/ggml", ROOT / "build/stock/vendor/llama.cpp/ggml")
+_FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall")
+
+
+def compiled(name: str, compiler: str, sources: Sequence[Path], *headers: Path, flags: Sequence[str]) -> Path:
+    """A library, compiled against ggml's headers on first use by the program that the variable names.
+
+    compiler: variable and usual program, like CC=cc.  Raises HobbitError without a compiler or headers.
+    """
+    path = (
+        FOLDER / f"{name}-{zlib.crc32(b''.join(each.read_bytes() for each in (*sources, *headers))):08x}.so"
+    )
+    if path.exists():
+        return path
+    trees = [tree for tree in _GGML if (tree / "include/ggml.h").exists()]
+    if not trees:
+        raise HobbitError(f"{_GGML[0]}/include has no ggml.h; run 'make build' or 'make stock' in {ROOT}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    variable, _, usual = compiler.partition("=")
+    program, made = os.environ.get(variable, usual), path.with_suffix(f".{os.getpid()}")
+    include = [f"-isystem{trees[0]}/{folder}" for folder in ("include", "src")]
+    try:
+        subprocess.run([program, *_FLAGS, *flags, *include, *sources, "-o", made], check=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise HobbitError(f"{name} cannot be compiled with {program} ({e}); set {variable}") from e
+    made.replace(path)
+    return path
 
 
 def library() -> Path:
     """The compiled callback. Raises HobbitError."""
-    return compiled("replay", [_SOURCE], flags=["-Wextra"])
+    return compiled("replay", "CC=cc", [Path(__file__).with_name("replay.c")], flags=["-Wextra"])
 
 
 class _State(ctypes.Structure):
     """struct hobbit_replay of replay.c."""
 
     _fields_ = [
-        ("experts", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("n_rows", ctypes.c_int64),
-        ("n_layers", ctypes.c_int64),
-        ("n_used", ctypes.c_int64),
-        ("first_row", ctypes.c_int64),
-        ("n_tokens", ctypes.c_int64),
-        ("is_host", ctypes.c_void_p),
-        ("get", ctypes.c_void_p),
-        ("set", ctypes.c_void_p),
-        ("probabilities", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("experts", "weights")),
+        *((name, ctypes.c_int64) for name in ("n_rows", "n_layers", "n_used", "first_row", "n_tokens")),
+        *((name, ctypes.c_void_p) for name in ("is_host", "get", "set", "probabilities")),
         ("error", ctypes.c_char_p),
     ]
 
@@ -53,7 +76,6 @@ class Replay:
             ctypes.cast(self._base[f"ggml_backend_{name}"], ctypes.c_void_p).value
             for name in ("buffer_is_host", "tensor_get", "tensor_set")
         )
-        self._arrays: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
 
     def install(self, llama: Any, params: Any) -> None:
         """Makes it the evaluation callback of a context with these llama_context_params."""

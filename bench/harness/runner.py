@@ -7,9 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
-from bench.harness import replay, routing, system
-from bench.harness.arms import BY_NAME, Arm, Tiers
-from bench.harness.job import Job
-from bench.tables import ROOT
+from bench.harness import replay, system, trace
+from bench.harness.arms import Arm
+from bench.harness.system import ROOT
+from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts
 from pyhobbit.native.threads import processor_cores
@@ -30,8 +30,8 @@ from pyhobbit.settings.config import CacheConfig, Setting, format_size
 from pyhobbit.settings.resolve import check_settings
 
 _TIMEOUT_S = 3600
-_BANDWIDTH_S = 1.0
 _TRACE_PROMPTS, _TRACE_WARM_UP, _TRACE_TOKENS = (16,), 16, 96  # recorded traces are short
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,14 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         check_settings(CacheConfig(t1=self.t1, t2=self.t2).settings())
-        for name, ok, want in (
-            ("--limits", all(0 < share <= 1 for share in self.limits), "shares, above 0 to 1"),
-            ("--prompts", all(n > 0 for n in self.prompts) and self.prompts, "numbers of tokens"),
-            ("--reps", self.reps > 0, "a positive number"),
-            ("--tokens", self.n_tokens > 0, "a positive number"),
-            ("--warm-up", self.n_warm_up > 0, "a positive number"),
-            ("--seconds", self.seconds > 0, "a positive number"),
-            ("--threads", self.n_threads is None or self.n_threads > 0, "a positive number"),
-        ):
-            if not ok:
-                raise ConfigError(f"{name} takes {want}")
+        numbers: dict[str, float] = {"reps": self.reps, "tokens": self.n_tokens, "warm-up": self.n_warm_up}
+        numbers |= {"seconds": self.seconds, "threads": self.n_threads or 1}
+        if wrong := next((name for name, value in numbers.items() if value <= 0), None):
+            raise ConfigError(f"--{wrong} takes a positive number")
+        if not all(0 < share <= 1 for share in self.limits):
+            raise ConfigError("--limits takes shares, above 0 to 1")
+        if not self.prompts or min(self.prompts) <= 0:
+            raise ConfigError("--prompts takes numbers of tokens")
         for arm in self.arms:
             if arm.tiers == "low" and self.low is None:
                 raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
@@ -102,6 +99,10 @@ class BenchConfig:
         """All that is read from the disk."""
         return [*self.parts, self.low] if self.low else self.parts
 
+    def usable(self, limit: int) -> int:
+        """Bytes of a limit that our own processes may plan with."""
+        return max(1, limit - max(self.min_margin, int(limit * self.margin)))
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -110,22 +111,6 @@ class Turn:
     arm: Arm
     limit: float | None
     repetition: int
-
-
-RunTurn = Callable[[BenchConfig, Turn, Path], dict[str, Any]]
-"""Measures in one process: results or an error; the path is the routing's."""
-
-
-def choose_arms(
-    names: Sequence[str] | None, tiers: Collection[Tiers], arms: Mapping[str, Arm] = BY_NAME
-) -> tuple[Arm, ...]:
-    """The arms of these names; None for all that the files allow, which have `tiers`. Raises ConfigError."""
-    for name in names or ():
-        if name not in arms:
-            raise ConfigError(f"unknown arm '{name}'; choose one of {', '.join(arms)}")
-    if names is not None:
-        return tuple(arms[name] for name in dict.fromkeys(names))
-    return tuple(arm for arm in arms.values() if arm.tiers in tiers)
 
 
 def turns(config: BenchConfig) -> list[Turn]:
@@ -139,76 +124,65 @@ def turns(config: BenchConfig) -> list[Turn]:
     ]
 
 
-def run(config: BenchConfig, results: Path) -> list[dict[str, Any]]:
-    """Runs everything in memory cgroups, as take_turns() does. Raises HobbitError."""
-    if any(turn.limit is not None for turn in turns(config)):
-        with system.memory_cgroup(None):
-            pass
-    return take_turns(config, results, description(config), run_turn)
+class Host:
+    """The place where arms run: this machine's memory, with each limit that of a memory cgroup."""
+
+    def head(self, config: BenchConfig) -> Record:
+        """Adds to the first line of a run. Raises HobbitError before anything runs."""
+        if any(turn.limit is not None for turn in turns(config)):
+            with system.memory_cgroup(None):
+                pass
+        setting = system.readahead_setting(config.model)
+        return {"readahead_kb": int(setting.read_text()) if setting else None}
+
+    def routing(self, _shape: trace.MoeShape, _config: BenchConfig) -> trace.Routing | None:
+        """The routing that is replayed without a trace; None leaves it to the model."""
+        return None
+
+    def limit_bytes(self, config: BenchConfig, share: float) -> int:
+        return int(config.model_bytes * share)
+
+    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, routes: Path) -> Record:
+        """The turn's figures or its "error", with the speed of the disk right before and after: it drifts."""
+        before = system.disk_bandwidth(config.model)
+        system.drop_cached(config.files)
+        with system.readahead(config.model, turn.arm.readahead_kb), _cgroup(limit) as cgroup:
+            done = start(job(config, turn.arm, limit, routes), cgroup)
+            peak = cgroup.peak() if cgroup else None
+        after = system.disk_bandwidth(config.model)
+        speed = None if before is None or after is None else (before + after) / 2
+        return {**result(done, limit), "peak_bytes": peak, "disk_bytes_per_second": speed}
 
 
-def take_turns(
-    config: BenchConfig, results: Path, head: dict[str, Any], run_turn: RunTurn
-) -> list[dict[str, Any]]:
-    """Writes a line of JSON about the run to `results`, the head, then one for each turn.
+def run(config: BenchConfig, tell: Callable[[Record], object], target: Host | None = None) -> list[Record]:
+    """Tells a record about the run, then one for each turn.
 
     A turn that fails has an "error" in place of figures. Raises HobbitError for what no turn can do without.
     """
-    records = [head]
-    with ExitStack() as stack:
-        routes = stack.enter_context(_routing_file(config))
-        results.parent.mkdir(parents=True, exist_ok=True)
-        file = stack.enter_context(results.open("x", encoding="utf-8"))
-        print(json.dumps(head), file=file, flush=True)
+    target = target or Host()
+    records = [description(config) | target.head(config)]
+    with _routing_file(config, target) as routes:
+        tell(records[0])
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
-            records.append(run_turn(config, turn, routes))
-            print(json.dumps(records[-1]), file=file, flush=True)
+            limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
+            place = {"kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
+            found = target.measure(config, turn, limit, routes)
+            records.append(place | {"repetition": turn.repetition} | found)
+            tell(records[-1])
     return records
 
 
 @contextmanager
-def _routing_file(config: BenchConfig) -> Iterator[Path]:
-    shape = routing.moe_shape(config.model)
-    arrays: dict[str, Any] = {"sweep": routing.sweep(shape).experts}
-    if config.trace is not None:
-        laid = routing.lay_over(read_trace(config.trace), shape)
+def _routing_file(config: BenchConfig, target: Host) -> Iterator[Path]:
+    shape = trace.moe_shape(config.model)
+    arrays: dict[str, Any] = {"sweep": trace.sweep(shape).experts}
+    laid = trace.lay_over(read_trace(config.trace), shape) if config.trace else target.routing(shape, config)
+    if laid is not None:
         arrays |= {"experts": laid.experts, "weights": laid.weights}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "routing.npz"
         np.savez(path, **arrays)
         yield path
-
-
-def run_turn(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
-    """With the disk's bandwidth measured right before and after: a shared disk's drifts."""
-    before = system.disk_bandwidth(config.model, _BANDWIDTH_S)
-    record = _run_limited(config, turn, routes)
-    after = system.disk_bandwidth(config.model, _BANDWIDTH_S)
-    bandwidth = None if before is None or after is None else (before + after) / 2
-    return record | {"disk_bytes_per_second": bandwidth}
-
-
-def _run_limited(config: BenchConfig, turn: Turn, routes: Path) -> dict[str, Any]:
-    """Runs an arm within its limit, with an empty page cache at its start."""
-    arm = turn.arm
-    size = config.model_bytes
-    limit = None if turn.limit is None else int(size * turn.limit)
-    record = record_of(turn, limit)
-    system.drop_cached(config.files)
-    with system.readahead(config.model, arm.readahead_kb), _cgroup(limit) as cgroup:
-        done = start(job(config, arm, limit, routes), cgroup)
-        peak = cgroup.peak() if cgroup else None
-    if done.returncode:
-        return record | {"error": reason(done, limit)}
-    return record | json.loads(done.stdout) | {"peak_bytes": peak}
-
-
-def record_of(turn: Turn, limit_bytes: int | None) -> dict[str, Any]:
-    """Begin of a turn's record."""
-    return {
-        "kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit_bytes,
-        "repetition": turn.repetition,
-    }  # fmt: skip
 
 
 @contextmanager
@@ -225,12 +199,15 @@ def _cgroup(limit: int | None) -> Iterator[system.Cgroup | None]:
 
 
 def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
-    """The job for the arm's process."""
+    """The job for the arm's process. Without a limit our pools may hold everything."""
+    bound = {"hobbit.pools": 2 * config.model_bytes}
+    if limit is not None:
+        bound = {"hobbit.memory": config.usable(limit)}
     return Job(
         model=str(config.model.absolute()),  # its companions are found by its name
         lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
         routing=str(routes),
-        settings=settings(config, arm, _bound(config, limit)) if arm.build == "ours" else {},
+        settings=settings(config, arm, bound) if arm.build == "ours" else {},
         mmap=arm.mmap and limit is not None,
         repack=arm.repack and (limit is None or arm.build == "ours"),
         fits=limit is None if arm.fits is None else arm.fits,
@@ -243,21 +220,16 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
     )
 
 
-def _bound(config: BenchConfig, limit: int | None) -> dict[str, Setting]:
-    """The whole limit is ours to use, but for a margin; without one the pools may hold everything."""
-    if limit is None:
-        return {"hobbit.pools": 2 * config.model_bytes}
-    return {"hobbit.memory": max(1, limit - max(config.min_margin, int(limit * config.margin)))}
-
-
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
     """Settings of the expert cache, under a bound on its memory."""
     tiers: dict[str, Setting] = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
+    if arm.tiers == "low":
+        tiers = {"hobbit.t1": config.t1, "hobbit.t2": config.t2}
+    elif arm.tiers == "priced":
+        tiers = {"hobbit.rule": "price"}
     if arm.tiers != "high":
         assert config.low is not None  # BenchConfig refuses the arm without it
-        priced: dict[str, Setting] = {"hobbit.rule": "price"}
-        thresholds: dict[str, Setting] = {"hobbit.t1": config.t1, "hobbit.t2": config.t2}
-        tiers = {"hobbit.sidecar": config.low.name, **(priced if arm.tiers == "priced" else thresholds)}
+        tiers["hobbit.sidecar"] = config.low.name
     own: dict[str, Setting] = {
         "hobbit.enable": True,
         "hobbit.calibrated": config.has_costs and arm.tiers != "high",  # its division of the pools
@@ -289,6 +261,11 @@ def start(
         return subprocess.CompletedProcess(command, 1, "", f"bench: it took more than {_TIMEOUT_S} s")
 
 
+def result(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -> Record:
+    """The figures of a process, or its "error". limit: bytes that bounded its memory."""
+    return {"error": reason(done, limit)} if done.returncode else json.loads(done.stdout)
+
+
 def reason(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -> str:
     """Why a process failed, of which `limit` bytes bounded the memory."""
     if done.returncode in (-9, 137):
@@ -299,14 +276,10 @@ def reason(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -
     return " / ".join([*(own or lines[-1:]), *told[:1]]) or f"it ended with status {done.returncode}"
 
 
-#
-# description
-#
-
-
-def description(config: BenchConfig) -> dict[str, Any]:
+def description(config: BenchConfig) -> Record:
     """Context of the figures: model, options, machine, versions."""
-    setting = system.readahead_setting(config.model)
+    options = {each.name: getattr(config, each.name) for each in fields(config)}
+    paths = {name: options.pop(name) for name in ("model", "low", "stock", "trace")}
     return {
         "kind": "run",
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -316,17 +289,11 @@ def description(config: BenchConfig) -> dict[str, Any]:
         "machine": system.machine(),
         "model": config.model.name,
         "model_bytes": config.model_bytes,
-        "moe": asdict(routing.moe_shape(config.model)),
-        "readahead_kb": int(setting.read_text()) if setting else None,
+        "moe": asdict(trace.moe_shape(config.model)),
         "routing": f"replayed from {config.trace.name}" if config.trace else "the model's own",
-        "options": {
-            "arms": {arm.name: arm.summary for arm in config.arms},
-            "batches": {arm.name: arm.n_batch for arm in config.arms if arm.n_batch is not None},
-            "low": config.low.name if config.low else None,
-            **{name: getattr(config, name) for name in ("limits", "t1", "t2", "reps", "prompts")},
-            **{name: getattr(config, name) for name in ("n_tokens", "n_warm_up", "seconds")},
-            "n_threads": config.n_threads or processor_cores(),
-        },
+        "options": options
+        | {"arms": {arm.name: arm.summary for arm in config.arms}, "low": paths["low"] and paths["low"].name}
+        | {"n_threads": config.n_threads or processor_cores()},
     }
 
 
@@ -340,19 +307,19 @@ def _commit() -> str | None:
     return None if done.returncode else done.stdout.strip() + ("+" if changes.returncode else "")
 
 
-def trace_windows(trace: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def trace_windows(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Adds to the fields `given` of a BenchConfig the windows that they lack, so that they fit the trace.
 
     Prompts, warm-up and decoding take different rows. Raises HobbitError if the given ones need more.
     """
-    require_file(trace)
-    n_rows = routing.n_complete(read_trace(trace))
+    require_file(path)
+    n_rows = trace.n_complete(read_trace(path))
     windows = {"prompts": _TRACE_PROMPTS, "n_warm_up": _TRACE_WARM_UP, **given}
     n_before = sum(windows["prompts"]) + windows["n_warm_up"]
     windows.setdefault("n_tokens", max(1, min(_TRACE_TOKENS, n_rows - n_before)))
     if (n_needed := n_before + windows["n_tokens"]) > n_rows:
         raise ConfigError(
-            f"{trace} has {n_rows} tokens, and the prompts, the warm-up and decoding need {n_needed}, since "
+            f"{path} has {n_rows} tokens, and the prompts, the warm-up and decoding need {n_needed}, since "
             "no token is replayed twice; give fewer with --prompts, --warm-up or --tokens"
         )
     return windows
@@ -362,10 +329,3 @@ def require_file(path: Path) -> None:
     """Raises HobbitError where there is none."""
     if not path.is_file():
         raise HobbitError(f"{path} is not a file")
-
-
-def resolved(config: BenchConfig) -> BenchConfig:
-    """The configuration with absolute paths. Raises HobbitError for a file that is not there."""
-    for path in filter(None, (config.model, config.low, config.trace)):
-        require_file(path)
-    return replace(config, model=config.model.absolute(), low=config.low and config.low.absolute())

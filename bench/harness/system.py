@@ -1,23 +1,65 @@
 # SPDX-License-Identifier: MIT
-"""Functions of the machine for measurements: a bound on memory, an empty page cache, readahead, bandwidth."""
+"""Functions that scripts share: folders, options, memory cgroups, the page cache and the disk."""
 
+import argparse
 import fcntl
+import json
 import os
 import platform
 import re
+import signal
+import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.machine import measure_disk
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build/bench"
+"""Compiled and generated files, which later runs reuse."""
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-_READ_BYTES = 512 << 10  # as the loader reads
-_READERS = 4
+_READ_BYTES, _READERS = 512 << 10, 4  # as the loader reads
+_TERMINATED = 143
+
+
+def option_parser(description: str | None) -> argparse.ArgumentParser:
+    """Keeps the lines of the description as they are: a script's docstring shows how it is called."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+class Output:
+    """The folder of a run: results.jsonl with a line of JSON for each measurement, and table.md."""
+
+    def __init__(self, folder: Path | None, name: str) -> None:
+        """folder: None for a new one by the name. Raises HobbitError where it has results already."""
+        self.folder = folder or Path("bench-results") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self._path = self.folder / "results.jsonl"
+        if self._path.exists():
+            raise HobbitError(f"{self._path} exists; give another folder with --output, or remove it")
+
+    def line(self, record: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            print(json.dumps(record), file=file)
+
+    def table(self, text: str) -> None:
+        (self.folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        print(text)
+        print(f"\n{self.folder} contains this run: results.jsonl and table.md", file=sys.stderr)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Declares --output."""
+    output = "folder of the results (default: a new one in bench-results)"
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=output)
 
 
 @dataclass(frozen=True)
@@ -63,18 +105,13 @@ def memory_cgroup(limit: int | None) -> Iterator[Cgroup]:
         ) from e
     try:
         if limit is not None:
-            _set_limit(folder, limit, v2)
+            (folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
+            swap, value = ("memory.swap.max", 0) if v2 else ("memory.memsw.limit_in_bytes", limit)
+            if (folder / swap).exists():  # not every kernel counts swap
+                (folder / swap).write_text(str(value))
         yield Cgroup(folder / "cgroup.procs", folder / ("memory.peak" if v2 else "memory.max_usage_in_bytes"))
     finally:
         remove_cgroup(folder)
-
-
-def _set_limit(folder: Path, limit: int, v2: bool) -> None:
-    (folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
-    # swap is not counted on every kernel
-    swap, value = ("memory.swap.max", 0) if v2 else ("memory.memsw.limit_in_bytes", limit)
-    if (folder / swap).exists():
-        (folder / swap).write_text(str(value))
 
 
 def remove_cgroup(folder: Path) -> None:
@@ -95,6 +132,16 @@ def drop_cached(paths: Iterable[Path]) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends what runs in order, so that the disk's readahead is put back."""
+    before = signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 #
 # the disk
 #
@@ -104,10 +151,8 @@ def readahead_setting(path: Path) -> Path | None:
     """The file that holds the readahead, in KiB, of the disk under `path`; None where there is none."""
     device = path.stat().st_dev
     node = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
-    for queue in (node / "queue", node.parent / "queue"):  # a partition has its disk's
-        if (queue / "read_ahead_kb").exists():
-            return queue / "read_ahead_kb"
-    return None
+    places = (queue / "queue/read_ahead_kb" for queue in (node, node.parent))  # a partition has its disk's
+    return next((place for place in places if place.exists()), None)
 
 
 @contextmanager
@@ -137,10 +182,17 @@ def readahead(path: Path, kilobytes: int | None) -> Iterator[None]:
             setting.write_text(before)
 
 
-def disk_bandwidth(path: Path, seconds: float) -> float | None:
+def disk_bandwidth(path: Path, seconds: float = 1.0) -> float | None:
     """Bytes per second of direct reads as the loader's; None where the file system refuses direct I/O."""
+    from pyhobbit.native.machine import measure_disk  # with our libraries: a process of stock has its own
+
     disk = measure_disk(path, _READ_BYTES, _READERS, seconds)
     return disk.bytes_per_s if disk.direct else None
+
+
+def bytes_from_disk(pid: int | str = "self") -> int:
+    """Bytes that the disk read for a process: direct reads, and pages for mappings with their readahead."""
+    return int(Path(f"/proc/{pid}/io").read_text().split("read_bytes:")[1].split()[0])
 
 
 def machine() -> dict[str, object]:

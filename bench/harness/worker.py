@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Measures one arm, in a process of its own: two builds of libllama cannot live in one.
 
-Reads a Job as JSON from standard input and writes what was Measured to standard output.
+Reads a Job as JSON from standard input and writes what measure() finds to standard output.
 """
 
 import ctypes
@@ -11,8 +11,8 @@ import sys
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.ggml_device import GgmlDevice
-from bench.harness.job import Job, Measured, tell
+from bench.harness.ggml_device import GgmlDevice, tell
 from bench.harness.newer_llama import know_newer_fields
 from bench.harness.replay import Replay
-from bench.harness.tokens import random_tokens
+from bench.harness.system import bytes_from_disk
+from bench.harness.trace import random_tokens
 from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
-from pyhobbit.settings.config import EngineConfig
+from pyhobbit.settings.config import EngineConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
@@ -37,8 +37,41 @@ _ERRORS = 4  # GGML_LOG_LEVEL_ERROR: what it tells of
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
-class RunError(HobbitError):
-    """The arm cannot be measured; the message says why."""
+@dataclass(frozen=True)
+class Job:
+    """One arm's process.
+
+    lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
+    every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
+    their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
+    fits: every expert is brought into memory first.
+    prompts: their lengths.  n_batch: their tokens per pass; None takes what chat would take, and 512 for
+    stock llama.cpp and on a device.
+    n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
+    device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
+    offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
+    llama.cpp's option of that name (stock).  moe_cache: bytes of newer llama.cpp's own cache of experts.
+    fit: bytes that experts may take of the device, beside all else, where --fit places them (stock).
+    """
+
+    model: str
+    lib_dir: str | None
+    routing: str
+    settings: dict[str, Setting] = field(default_factory=dict)
+    mmap: bool = False
+    repack: bool = False
+    fits: bool = False
+    n_threads: int = 1
+    prompts: tuple[int, ...] = (16, 128, 512)
+    n_batch: int | None = None
+    n_warm_up: int = 32
+    n_tokens: int = 64
+    seconds: float = 60.0
+    device: str | None = None
+    rpc: str | None = None
+    n_cpu_moe: int = 0
+    moe_cache: int = 0
+    fit: int = 0
 
 
 class Libraries:
@@ -51,11 +84,10 @@ class Libraries:
 
             self.llama: Any = ffi.llama.llama_cpp
             self.native: Any = ffi
-            self.folder = LIB_DIR
-            self.has_moe_cache = False
+            self.folder, self.has_moe_cache = LIB_DIR, False
             return
         if "llama_cpp" in sys.modules:
-            raise RunError(f"another llama.cpp than that of {lib_dir} is loaded: the arm would measure it")
+            raise HobbitError(f"another llama.cpp than that of {lib_dir} is loaded: the arm would measure it")
         os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
         import llama_cpp.llama_cpp
 
@@ -68,26 +100,24 @@ class Session:
 
     def __init__(self, libraries: Libraries, job: Job, n_ctx: int, n_batch: int, *, replays: bool) -> None:
         """replays: the routing is to be chosen; see end_replays()."""
-        self.llama, self._native = libraries.llama, libraries.native
+        self.llama, self._native, self._job = libraries.llama, libraries.native, job
+        self._fill = partial(fill, job=job, n_ctx=n_ctx, n_batch=n_batch)
         self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
         self._free_before = self.device.memory()[0] if self.device else 0
-        self._overrides = kv_overrides(self.llama, job.settings)
-        self.model = self._load(job, libraries.folder, n_ctx, n_batch)
+        self.model = self._load(libraries.folder)
         self.cache = None
         if self._native is not None:
             from pyhobbit.engine.cache import Cache  # with our libraries
 
             self.cache = Cache(self.model)
-        self._open_context = partial(self._open, job, n_ctx, n_batch)
-        self.context = self._open_context(replays=replays)
+        self._open(replays)
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
-        self.restart()
         self.redraw()
 
-    def _load(self, job: Job, folder: Path, n_ctx: int, n_batch: int) -> Any:
-        params = self.llama.llama_model_default_params()
+    def _load(self, folder: Path) -> Any:
+        job, params = self._job, self.llama.llama_model_default_params()
         # without no_host a device's page-locked memory comes before the repacked layouts
         params.use_extra_bufts = params.no_host = job.repack
         if self.device:
@@ -95,62 +125,63 @@ class Session:
             params.devices = ctypes.addressof(self._devices)
             params.tensor_buft_overrides = ctypes.addressof(self._on_cpu)
         if job.lib_dir is not None:
-            params.load_mode = (
-                self.llama.LLAMA_LOAD_MODE_MMAP if job.mmap else self.llama.LLAMA_LOAD_MODE_NONE
-            )
-        params.kv_overrides = self._overrides
+            mode = "LLAMA_LOAD_MODE_MMAP" if job.mmap else "LLAMA_LOAD_MODE_NONE"
+            params.load_mode = getattr(self.llama, mode)
+        params.kv_overrides = self._overrides = kv_overrides(self.llama, job.settings)
         if job.fit:
-            context = self.llama.llama_context_default_params()
-            fill(context, job, n_ctx, n_batch)
-            self._fitted = self._fit(folder, job, params, context)
+            self._fitted = self._fit(folder, params)
         model = self.llama.llama_model_load_from_file(os.fsencode(job.model), params)
         if not model:
             raise self._failure(f"llama.cpp cannot load {job.model}")
         return model
 
-    def _fit(self, folder: Path, job: Job, params: Any, context: Any) -> tuple[Any, ...]:
+    def _fit(self, folder: Path, params: Any) -> tuple[Any, ...]:
         """Places the model as --fit does (common/fit.h) where experts may take job.fit bytes beside all else.
 
-        params: with all experts on the CPU. Returns what must live as long as they. Raises RunError.
+        params: with all experts on the CPU. Returns what must live as long as they. Raises HobbitError.
         """
+        context = self.llama.llama_context_default_params()
+        self._fill(context)
         try:
             function = ctypes.CDLL(str(folder / "libllama-common.so"))[_FIT]
         except (OSError, AttributeError) as e:
-            raise RunError(f"{folder} has no --fit of this version: {e}") from e
+            raise HobbitError(f"{folder} has no --fit of this version: {e}") from e
         overrides = ctypes.create_string_buffer(16 * self.llama.llama_max_tensor_buft_overrides())
         shares = (ctypes.c_float * self.llama.llama_max_devices())()
 
         def is_short(n_left: int) -> bool:
             """Returns true where it finds no placement that leaves so many bytes of the device."""
-            given = os.fsencode(job.model), ctypes.byref(params), ctypes.byref(context), shares, overrides
-            return bool(function(*given, (ctypes.c_size_t * len(shares))(n_left), 0, None, _ERRORS))
+            given = os.fsencode(self._job.model), ctypes.byref(params), ctypes.byref(context)
+            margins = (ctypes.c_size_t * len(shares))(n_left)
+            return bool(function(*given, shares, overrides, margins, 0, None, _ERRORS))
 
         n_left = bisect_left(range(self._free_before >> 20), True, key=lambda mib: is_short(mib << 20)) - 1
         params.tensor_buft_overrides = None
-        if n_left < 0 or is_short(max(0, (n_left << 20) - job.fit)):
-            raise RunError("--fit finds no placement: the device tells of no free memory, or has too little")
+        if n_left < 0 or is_short(max(0, (n_left << 20) - self._job.fit)):
+            raise HobbitError(
+                "--fit finds no placement: the device tells of no free memory, or has too little"
+            )
         return overrides, shares
 
-    def _open(self, job: Job, n_ctx: int, n_batch: int, replays: bool) -> Any:
+    def _open(self, replays: bool) -> None:
         params = self.llama.llama_context_default_params()
-        fill(params, job, n_ctx, n_batch)
+        self._fill(params)
         if replays:
             self.replay.install(self.llama, params)
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
-        context = self.llama.llama_init_from_model(self.model, params)
-        if not context:
-            raise self._failure(f"llama.cpp cannot make a context for {job.model}")
-        return context
+        self.context = self.llama.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise self._failure(f"llama.cpp cannot make a context for {self._job.model}")
+        self.restart()
 
-    def _failure(self, what: str) -> RunError:
+    def _failure(self, what: str) -> HobbitError:
         reason = self._native.last_error() if self._native is not None else None
-        return RunError(f"{what}: {reason}" if reason else what)
+        return HobbitError(f"{what}: {reason}" if reason else what)
 
     def end_replays(self) -> None:
         """Lets the model route by itself. A context that replays waits for every backend of every layer."""
         self.llama.llama_free(self.context)
-        self.context = self._open_context(replays=False)
-        self.restart()
+        self._open(replays=False)
 
     def restart(self) -> None:
         """Empties the KV cache."""
@@ -180,16 +211,16 @@ class Session:
         array = (self.llama.llama_token * len(tokens))(*tokens)
         status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
         if self.replay.error:
-            raise RunError(self.replay.error)
+            raise HobbitError(self.replay.error)
         if status:
             raise self._failure(f"llama_decode failed with status {status}")
         self._n_past += len(tokens)
 
     def logits_crc(self) -> int:
-        """A checksum of the last logits. Raises RunError where the activations have run away."""
+        """A checksum of the last logits. Raises HobbitError where the activations have run away."""
         values = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (self.n_vocab,))
         if not np.isfinite(values).all():
-            raise RunError("the logits are not finite: use another model")
+            raise HobbitError("the logits are not finite: use another model")
         return zlib.crc32(values.tobytes())
 
     def device_bytes(self) -> int | None:
@@ -238,18 +269,18 @@ def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
     return times
 
 
-def measure(job: Job) -> Measured:
-    """Loads the model and measures. Raises RunError."""
+def measure(job: Job) -> dict[str, Any]:
+    """Loads the model and measures: figures as bench/README.md explains them. Raises HobbitError."""
     with np.load(job.routing) as arrays:
         routing = {name: arrays[name] for name in arrays.files}
     longest = max(job.prompts)
-    n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens))
-    n_ctx = max(n_ctx, len(routing["sweep"]))
+    n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens), len(routing["sweep"]))
     libraries = Libraries(job.lib_dir)
     if job.moe_cache and not libraries.has_moe_cache:
-        raise RunError(f"llama.cpp in {job.lib_dir} has no cache of experts; give a newer one with --stock")
-    n_batch = chosen_batch(job, n_ctx)
-    start = time.perf_counter()
+        raise HobbitError(
+            f"llama.cpp in {job.lib_dir} has no cache of experts; give a newer one with --stock"
+        )
+    n_batch, start = chosen_batch(job, n_ctx), time.perf_counter()
     has_routing = "experts" in routing
     session = Session(libraries, job, n_ctx, n_batch, replays=job.fits or has_routing)
     load_s = time.perf_counter() - start
@@ -260,43 +291,37 @@ def measure(job: Job) -> Measured:
     elif job.fits:
         session.end_replays()
 
-    ttft_s, ttft_bytes, logits_crc = _first_tokens(session, sorted(job.prompts))
+    ttft_s, ttft_bytes, crcs = {}, {}, []
+    for n_tokens in sorted(job.prompts):
+        session.restart()
+        n_read = bytes_from_disk()
+        ttft_s[str(n_tokens)] = session.append(n_tokens)
+        ttft_bytes[str(n_tokens)] = bytes_from_disk() - n_read
+        crcs.append(session.logits_crc())
     decode(session, job.n_warm_up, job.seconds / 2)
-    before, read_before = session.counters(), bytes_from_disk()
+    before, n_read = session.counters(), bytes_from_disk()
     times = decode(session, job.n_tokens, job.seconds)
-    read_bytes = bytes_from_disk() - read_before
-    stats = {name: value - before[name] for name, value in session.counters().items() if name != _STATE}
-    result = Measured(
-        load_s=load_s,
-        ttft_s=ttft_s,
-        ttft_bytes=ttft_bytes,
-        n_batch=session.n_batch,
-        prefill_tokens_per_second=longest / ttft_s[str(longest)],
-        n_decoded=len(times),
-        decode_s=sum(times),
-        tokens_per_second=len(times) / sum(times),
-        disk_bytes_per_token=read_bytes / len(times),
-        peak_rss_bytes=peak_rss_bytes(),
-        logits_crc=logits_crc,
-        device_bytes=session.device_bytes(),
-        **_rates(stats, sum(times)),
-        counters=stats,
-        info=session.cache.info() if session.cache else {},
-    )
+    n_read = bytes_from_disk() - n_read
+    counters = {name: value - before[name] for name, value in session.counters().items() if name != _STATE}
+    result = {
+        "load_s": load_s,
+        "ttft_s": ttft_s,
+        "ttft_bytes": ttft_bytes,
+        "n_batch": session.n_batch,
+        "prefill_tokens_per_second": longest / ttft_s[str(longest)],
+        "n_decoded": len(times),
+        "decode_s": sum(times),
+        "tokens_per_second": len(times) / sum(times),
+        "disk_bytes_per_token": n_read / len(times),
+        "peak_rss_bytes": peak_rss_bytes(),
+        "logits_crc": crcs[0],
+        "device_bytes": session.device_bytes(),
+        **rates(counters, sum(times)),
+        "counters": counters,
+        "info": session.cache.info() if session.cache else {},
+    }
     session.close()
     return result
-
-
-def _first_tokens(session: Session, lengths: Sequence[int]) -> tuple[dict[str, float], dict[str, int], int]:
-    """Seconds and bytes read by the length of each prompt, and the checksum of the first one's logits."""
-    seconds, read, crcs = {}, {}, []
-    for n_tokens in lengths:
-        session.restart()
-        before = bytes_from_disk()
-        seconds[str(n_tokens)] = session.append(n_tokens)
-        read[str(n_tokens)] = bytes_from_disk() - before
-        crcs.append(session.logits_crc())
-    return seconds, read, crcs[0]
 
 
 def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
@@ -319,25 +344,21 @@ def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
     session.redraw()
 
 
-def _rates(stats: dict[str, float], seconds: float) -> dict[str, float | None]:
-    if not stats:
+def rates(counters: Mapping[str, float], seconds: float) -> dict[str, float | None]:
+    """Rates of the cache, if there is one."""
+    if not counters:
         return {}
-    hits, misses = (stats[f"{name}_high"] + stats[f"{name}_low"] for name in ("hits", "misses"))
+    hits, misses = (counters[f"{name}_high"] + counters[f"{name}_low"] for name in ("hits", "misses"))
     hit_rate = hits / (hits + misses) if hits + misses else None
-    return {"hit_rate": hit_rate, "stall_share": stats["stall_s"] / seconds}
+    return {"hit_rate": hit_rate, "stall_share": counters["stall_s"] / seconds}
 
 
-def bytes_from_disk(pid: int | str = "self") -> int:
-    """Bytes that the disk read for a process: direct reads, and pages for mappings with their readahead."""
-    return int(Path(f"/proc/{pid}/io").read_text().split("read_bytes:")[1].split()[0])
-
-
-def main() -> int:
-    """Returns the exit status: 1, with a sentence on standard error, where the arm cannot be measured."""
+def serve(measure: Callable[[Job], Mapping[str, Any]]) -> int:
+    """The main() of a measuring process; returns the exit status: 1 where the arm cannot be measured."""
     job = Job(**json.load(sys.stdin))
     os.chdir(Path(job.model).parent)  # settings carry short paths only
-    return tell(lambda: asdict(measure(job)))
+    return tell(lambda: measure(job))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(measure))

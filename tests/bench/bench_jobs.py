@@ -3,34 +3,36 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from bench.harness import job, routing, runner
+from bench.harness import runner, worker
+from bench.harness import trace as recorded
 from pyhobbit.routing.trace import read_trace
 
 PROMPTS = (4, 12)
 
 
-def routes(folder: Path, shape: routing.MoeShape, trace: Path | None) -> Path:
+def routes(folder: Path, shape: recorded.MoeShape, trace: Path | None) -> Path:
     """The routing of a Job: the trace's, or the model's own."""
-    arrays = {"sweep": routing.sweep(shape).experts}
+    arrays = {"sweep": recorded.sweep(shape).experts}
     if trace is not None:
-        laid = routing.lay_over(read_trace(trace), shape)
+        laid = recorded.lay_over(read_trace(trace), shape)
         arrays |= {"experts": laid.experts, "weights": laid.weights}
     np.savez(folder / "routing.npz", **arrays)
     return folder / "routing.npz"
 
 
-def measure(model: Path, routing_file: Path, **options: Any) -> job.Measured:
+def measure(model: Path, routing_file: Path, **options: Any) -> SimpleNamespace:
     """In a process of its own, as the bench does it."""
-    what = job.Job(
+    what = worker.Job(
         str(model), routing=str(routing_file), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=99, **options
     )
     done = runner.start(what, None)
     assert done.returncode == 0, done.stderr[-2000:]
-    return job.Measured(**json.loads(done.stdout))
+    return SimpleNamespace(**json.loads(done.stdout))
 
 
 def ours(pools: int, **settings: Any) -> dict[str, Any]:

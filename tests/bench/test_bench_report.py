@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: MIT
 """A comparison's report: medians, ratios, the roof."""
 
-from dataclasses import asdict
 from typing import Any
 
-from bench.harness import job, report
+from bench.harness import table
 
 
 def _record(arm: str, limit: float | None, repetition: int, speed: float, **figures: Any) -> dict[str, Any]:
-    measured = job.Measured(
-        load_s=1, ttft_s={"16": 10 / speed}, ttft_bytes={"16": 2_000_000_000}, n_batch=512,
-        prefill_tokens_per_second=speed, n_decoded=8,
-        decode_s=8 / speed, tokens_per_second=speed, disk_bytes_per_token=0,
-        peak_rss_bytes=1, logits_crc=1,
-    )  # fmt: skip
+    measured = {
+        "ttft_s": {"16": 10 / speed}, "ttft_bytes": {"16": 2_000_000_000}, "n_decoded": 8,
+        "prefill_tokens_per_second": speed, "tokens_per_second": speed, "disk_bytes_per_token": 0,
+        "hit_rate": None, "stall_share": None, "counters": {},
+    }  # fmt: skip
     place = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition, "peak_bytes": 5}
-    return {**asdict(measured), **place, "disk_bytes_per_second": 1e9, **figures}
+    return {**measured, **place, "disk_bytes_per_second": 1e9, **figures}
 
 
 HEAD = {
@@ -50,7 +48,7 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
             "disk_bytes_per_second": 1e9,
         },
     ]
-    results = report.Results(records)
+    results = table.Results(records)
     assert results.cells((0.25, "ours")) == {
         "memory": "25%", "arm": "ours (1 failed)", "token/s": "8.00", "least - most": "5.00 - 9.00",
         "kept": "40%", "to stock": "2.00",  # stock has 20, and 4
@@ -60,6 +58,6 @@ def test_the_report_is_medians_ratios_and_the_roof() -> None:
     }  # fmt: skip
     assert results.cells((None, "ours-resident"))["first token, 16"] == "0.62 s, 2.00 GB (1.25)"
     assert results.errors() == ["ours at 25%: gone"]
-    text = report.table(results)
+    text = table.table(results)
     assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1

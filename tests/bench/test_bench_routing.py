@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import traces
 
-from bench.harness import routing
+from bench.harness import trace as routing
 from pyhobbit.routing.trace import read_trace
 
 

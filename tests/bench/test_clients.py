@@ -10,28 +10,38 @@ import models
 import pytest
 
 from bench import clients
-from bench.harness import generate, system
-from bench.harness.shapes import SHAPES
+from bench.harness import system
+from bench.harness.files import SHAPES, write_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         with system.memory_cgroup(None):
-            return generate.write_model(tmp_path_factory.mktemp("m"), "tiny", SHAPES["tiny"], "q4_0")
+            return write_model(tmp_path_factory.mktemp("m"), "tiny", SHAPES["tiny"], "q4_0")
     except system.NoCgroupError as e:
         pytest.skip(str(e))
 
 
 @pytest.mark.slow
-def test_every_server_answers_several_clients(model: Path) -> None:
-    command = [sys.executable, "-m", "bench.clients", model, "--quick", "--json", "--ctx", 1024]
+def test_every_server_answers_several_clients(model: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.clients",
+        model,
+        "--quick",
+        "--ctx",
+        1024,
+        "--output",
+        tmp_path / "out",
+    ]
     command += ["--clients", 1, 3, "--limits", 1, "--prompt", 300]
     done = subprocess.run(
         list(map(str, command)), cwd=models.ROOT, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
-    head, *records = map(json.loads, done.stdout.splitlines())
+    head, *records = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert head["model"] == model.name
     found = {(each["arm"], each["work"], each["clients"]) for each in records}
     works = {("short", 1), ("short", 3), ("mixed", 3), ("long", 2)}
@@ -55,8 +65,8 @@ def test_a_server_that_is_killed_for_its_memory_is_named(model: Path) -> None:
 
 
 def test_the_table_has_medians_of_the_repetitions() -> None:
-    base = {name: 1.0 for name, _, _ in clients._SEEN.values()} | {"peak": 2e6, "work": "short"}
+    base = {name: 1.0 for name, _, _ in clients.COLUMNS.values()} | {"peak": 2e6, "work": "short"}
     base |= {"arm": "ours", "limit": 0.5, "clients": 2, "hits": None}
     text = clients.table([base | {"rate": rate} for rate in (1.0, 9.0, 2.0)], "short")
-    cells = [cell.strip() for cell in text.splitlines()[-1].split("|")[1:5]]
+    cells = [cell.strip() for cell in text.rstrip().splitlines()[-1].split("|")[1:5]]
     assert cells == ["ours", "50%", "2", "2.0"]

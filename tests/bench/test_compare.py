@@ -22,10 +22,11 @@ import traces
 from bench_jobs import PROMPTS
 
 from bench import compare
-from bench.harness import generate, job, routing, runner, shapes, system
+from bench.harness import files, runner, system, worker
+from bench.harness import trace as routing
 from bench.harness.arms import ARMS, BY_NAME
 from bench.harness.carry import carry_over
-from bench.harness.shapes import SHAPES
+from bench.harness.files import SHAPES
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
@@ -44,7 +45,7 @@ SMALL = replace(
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate.write_model(tmp_path_factory.mktemp("small"), "small", SMALL, "q8_0")
+    return files.write_model(tmp_path_factory.mktemp("small"), "small", SMALL, "q8_0")
 
 
 def _trace(folder: Path, n_tokens: int, n_layers: int, n_experts: int, n_used: int) -> Path:
@@ -103,14 +104,14 @@ def test_a_replay_gives_the_same_logits_in_stock_and_in_ours(arch: str, tmp_path
 def test_a_replay_of_another_shape_is_an_error(small: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "r.npz", sweep=np.zeros((1, 2, 4), np.int32), experts=np.zeros((1, 2, 3), np.int32),
              weights=np.ones((1, 2, 3), np.float32))  # fmt: skip
-    done = runner.start(job.Job(str(small), None, str(tmp_path / "r.npz")), None)
+    done = runner.start(worker.Job(str(small), None, str(tmp_path / "r.npz")), None)
     assert done.returncode == 1
     assert "another shape than the model" in done.stderr
 
 
 def test_no_row_of_a_trace_is_replayed_twice(small: Path, tmp_path: Path) -> None:
     routes = bench_jobs.routes(tmp_path, routing.moe_shape(small), _trace(tmp_path, 23, 2, 16, 3))
-    what = job.Job(str(small), None, str(routes), prompts=PROMPTS, n_warm_up=3, n_tokens=5)
+    what = worker.Job(str(small), None, str(routes), prompts=PROMPTS, n_warm_up=3, n_tokens=5)
     done = runner.start(what, None)
     assert done.returncode == 1
     assert "there are more tokens than the trace has rows" in done.stderr
@@ -146,8 +147,8 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
         shape, n_layer=2, n_embd=256, n_head=4, n_head_kv=4 if shape.qk_norm == "all" else 2, head_dim=64,
         n_ff=256, n_expert=64, n_used=2, n_vocab=600,
     )  # fmt: skip
-    model = generate.write_model(tmp_path, name, small, "q4_0")
-    low_tier = {"sidecar": generate.write_low_tier(model, small, "q2_k").name, "t1": 0.0, "t2": 1.0}
+    model = files.write_model(tmp_path, name, small, "q4_0")
+    low_tier = {"sidecar": files.write_low_tier(model, small, "q2_k").name, "t1": 0.0, "t2": 1.0}
     routes = bench_jobs.routes(tmp_path, routing.moe_shape(model), None)
     stock = bench_jobs.measure(model, routes, **STOCK)
     resident = bench_jobs.measure(model, routes, **_ours(model), fits=True)
@@ -160,22 +161,22 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
 
 
 def test_a_model_is_made_once_and_again_where_it_is_another(tmp_path: Path) -> None:
-    path = generate.write_model(tmp_path, "small", SMALL, "q4_0")
+    path = files.write_model(tmp_path, "small", SMALL, "q4_0")
     first = path.stat()
-    assert generate.write_model(tmp_path, "small", SMALL, "q4_0") == path
+    assert files.write_model(tmp_path, "small", SMALL, "q4_0") == path
     assert path.stat().st_mtime_ns == first.st_mtime_ns
     with path.open("r+b") as file:
         file.truncate(first.st_size - 1)
-    generate.write_model(tmp_path, "small", SMALL, "q4_0")
+    files.write_model(tmp_path, "small", SMALL, "q4_0")
     assert path.stat().st_size == first.st_size
-    assert generate.write_model(tmp_path, "small", SMALL, "q8_0") != path
+    assert files.write_model(tmp_path, "small", SMALL, "q8_0") != path
 
 
 def test_a_model_of_other_weights_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = generate.write_model(tmp_path, "small", SMALL, "q4_0")
+    path = files.write_model(tmp_path, "small", SMALL, "q4_0")
     first = path.read_bytes()
-    monkeypatch.setattr(shapes, "_COMMON", 0.1)
-    assert generate.write_model(tmp_path, "small", SMALL, "q4_0") == path
+    monkeypatch.setattr(files, "_COMMON", 0.1)
+    assert files.write_model(tmp_path, "small", SMALL, "q4_0") == path
     assert path.stat().st_size == len(first)
     assert path.read_bytes() != first
 
@@ -189,7 +190,7 @@ def test_experts_differ(small: Path) -> None:
 
 def test_a_type_that_does_not_fit_the_shape_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rows of 2880 values are not whole blocks of q2_K"):
-        generate.write_model(tmp_path, "gpt", SHAPES["gpt-oss-120b"].scaled(1), "q2_k")
+        files.write_model(tmp_path, "gpt", SHAPES["gpt-oss-120b"].scaled(1), "q2_k")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,7 +199,7 @@ def test_a_model_that_the_disk_has_no_room_for_is_an_error(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=100 << 20))
     with pytest.raises(HobbitError, match="choose another --folder, or fewer --layers"):
-        generate.write_model(tmp_path, "large", SHAPES["mixtral-8x7b"].scaled(1), "q8_0")
+        files.write_model(tmp_path, "large", SHAPES["mixtral-8x7b"].scaled(1), "q8_0")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -258,7 +259,7 @@ def test_the_disk_is_measured_by_direct_reads(direct: bool, monkeypatch: pytest.
         asked.append(given)
         return Disk(2.5e8, 512 << 10, 4, direct)
 
-    monkeypatch.setattr(system, "measure_disk", measure)
+    monkeypatch.setattr("pyhobbit.native.machine.measure_disk", measure)
     assert system.disk_bandwidth(Path("m.gguf"), 0.2) == (2.5e8 if direct else None)
     assert asked == [(Path("m.gguf"), 512 << 10, 4, 0.2)]
 
@@ -373,7 +374,8 @@ def test_what_an_arm_lacks_is_told_before_anything_runs(
 def _configured(*options: object) -> runner.BenchConfig:
     parser = argparse.ArgumentParser()
     compare.add_options(parser)
-    return compare.configured(parser.parse_args([*map(str, options)]))
+    args = parser.parse_args([*map(str, options)])
+    return compare.configured(args, compare.target_of(args))
 
 
 def test_a_models_own_sidecar_decides_which_arms_run(small: Path, tmp_path: Path) -> None:
@@ -402,7 +404,7 @@ def test_a_split_model_counts_with_all_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    low = generate.write_low_tier(generate.write_model(tmp_path, "small", SMALL, "q8_0"), SMALL, "q4_0")
+    low = files.write_low_tier(files.write_model(tmp_path, "small", SMALL, "q8_0"), SMALL, "q4_0")
     assert compare.main(["--model", str(low), "--arms", "ours-resident", "-o", str(tmp_path / "out")]) == 1
     assert "has no routed experts" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -417,13 +419,13 @@ def _calibration(folder: Path) -> Path:
     numbers = {"t1": 0.4, "t2": 0.9, "low_share": 0.3, "price": 2e-3, "found": SHARES}
     stored = Calibration(1, 1, policy="lru", weights=(1, 0, 0, 0), rule="price", costs=costs, **numbers)
     return stored.write(
-        generate.write_model(folder, "other", replace(SHAPES["tiny"].scaled(3), n_used=2), "q8_0")
+        files.write_model(folder, "other", replace(SHAPES["tiny"].scaled(3), n_used=2), "q8_0")
     )
 
 
 def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
-    model = generate.write_model(tmp_path, "tiny", SHAPES["tiny"].scaled(5), "q8_0")
-    low = generate.write_low_tier(model, SHAPES["tiny"].scaled(5), "q2_k")
+    model = files.write_model(tmp_path, "tiny", SHAPES["tiny"].scaled(5), "q8_0")
+    low = files.write_low_tier(model, SHAPES["tiny"].scaled(5), "q2_k")
     calibration = _calibration(tmp_path)
     assert carry_over(calibration, model, low) == (0.4, 0.9)
     keys = read_gguf(calibration_path(model)).metadata

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""bench/device.py: that every arm runs on a device and the output is complete, not how fast.
+"""bench.compare on a device: that every arm runs on a device and the output is complete, not how fast.
 
 The device is the CPU behind ggml's RPC server, which computes as the CPU does, bit for bit.
 """
@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import bench_jobs
-import hobbits
 import models
 import numpy as np
 import pytest
 import traces
 
-from bench.harness import generate, routing
-from bench.harness.shapes import SHAPES
+from bench.harness import trace as routing
+from bench.harness.files import SHAPES, write_model
 
 N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
-TINY_EXPERT = 3 * TINY.n_embd * TINY.n_ff * 34 // 32  # bytes in q8_0
 OURS = ["ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler"]
 LOSSLESS = ["stock", "stock-fit", "demand", *OURS]
 HOBBIT = ["hobbit-cooperative-2", *(f"hobbit-gpu-{n}" for n in range(4))]
@@ -44,7 +42,7 @@ def _bench(folder: Path, out: Path, rpc: str, **options: Any) -> "subprocess.Com
     given |= {f"--{name.replace('_', '-')}": value for name, value in options.items()}
     words = [word for name, value in given.items() for word in (name, *np.atleast_1d(value))]
     return subprocess.run(
-        [sys.executable, "-m", "bench.device", *map(str, words)],
+        [sys.executable, "-m", "bench.compare", *map(str, words)],
         capture_output=True, text=True, timeout=1800, cwd=models.ROOT,
     )  # fmt: skip
 
@@ -59,10 +57,7 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     head, results = lines[0], {line["arm"]: line for line in lines[1:]}
     assert head["device"]["name"] == "RPC0"
-    copies = {int(size): rate for size, rate in head["device"]["copies"].items()}
-    assert copies.keys() == {TINY_EXPERT, 64 << 20}
-    for size, rate in copies.items():
-        assert f"{rate / 1e9:.2f} GB/s of {size / 1e6:.0f} MB" in done.stdout
+    assert f"RPC0: {head['device']['description']}, " in done.stdout
     assert head["n_cpu_moe"] == {"0.3": 3}
     assert [line["arm"] for line in lines[1:]] == ARMS
     for result in results.values():
@@ -116,24 +111,6 @@ def test_twiddlers_profile_is_of_tokens_that_are_not_measured(folder: Path, tmp_
     assert f"| {counters['evictions'] / 8:.1f} " in done.stdout.splitlines()[-1]
 
 
-_COPY_RATES = """
-import sys
-import time
-from pathlib import Path
-from bench.harness.ggml_device import GgmlDevice
-device = GgmlDevice(Path(sys.argv[1]), "RPC0", sys.argv[2])
-for n_bytes in 32 << 20, 48 << 20:
-    now = iter([0, 80, 100, 101, 200, 204, 300, 302])  # a first repetition, then three
-    time.perf_counter = lambda: next(now)
-    print(device.copy_rate(n_bytes) / (1 << 20))
-"""
-
-
-def test_the_rate_of_copies_is_the_median_after_a_first_one(rpc: str) -> None:
-    """Another clock times two copies each, since one is shorter than what is measured at least."""
-    assert hobbits.run_script(_COPY_RATES, models.lib_dir(), rpc) == "32.0\n48.0\n"
-
-
 def _check_transfers(counters: dict[str, float]) -> None:
     """Everything was in host memory."""
     assert counters["bytes_read"] == 0
@@ -160,7 +137,7 @@ def test_a_replay_is_the_same_where_routers_are_on_a_device(arch: str, tmp_path:
 def test_stock_keeps_the_experts_of_as_many_layers_in_host_memory_as_told(
     folder: Path, tmp_path: Path, rpc: str
 ) -> None:
-    model = generate.write_model(folder, "tiny", TINY, "q8_0")
+    model = write_model(folder, "tiny", TINY, "q8_0")
     routes = bench_jobs.routes(tmp_path, routing.moe_shape(model), None)
     stock = {"lib_dir": str(models.stock_dir()), "device": "RPC0", "rpc": rpc}
     peaks = [bench_jobs.measure(model, routes, **stock, n_cpu_moe=n).peak_rss_bytes for n in (3, 1)]

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from bench.analysis.figures import prediction
-from bench.harness import generate
-from bench.harness.shapes import SHAPES
-from bench.harness.tokens import random_tokens
+from bench.harness.files import SHAPES, write_model
+from bench.harness.trace import random_tokens
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.calibration import routes
 from pyhobbit.quality.evaluate import Evaluator
@@ -27,7 +26,7 @@ REUSED, LRU = 0.380, {0.15: 0.654, 0.25: 0.827, 0.4: 0.939}  # values of the rea
 
 
 def test_a_generated_model_routes_like_the_real_one(tmp_path: Path) -> None:
-    model, draw = generate.write_model(tmp_path, "small", SMALL, "q4_0"), random_tokens(SMALL.n_vocab)
+    model, draw = write_model(tmp_path, "small", SMALL, "q4_0"), random_tokens(SMALL.n_vocab)
     chunks = [list(islice(draw, N_TOKENS)) for _ in range(2)]
     with Evaluator(model, EvaluationConfig(EngineConfig(CacheConfig(), n_ctx=N_TOKENS))) as evaluator:
         recorder = Recorder(len(chunks), N_TOKENS, SMALL.n_layer, 1 << 30)

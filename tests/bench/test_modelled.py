@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""bench/modelled.py: what it says of a tiny model on machines that are made up."""
+"""bench.compare on a modelled machine: what it says of a tiny model on machines that are made up."""
 
 import json
 import os
@@ -15,21 +15,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench import modelled
+from bench import compare
 from bench.analysis.figures import uses_of
-from bench.harness.routing import MoeShape
+from bench.harness import devices
+from bench.harness.arms import MODELLED
+from bench.harness.trace import MoeShape, seeded_routing
 from pyhobbit.errors import ConfigError
 
-PRICES = sorted((modelled.SOURCES / "prices").glob("*.json"))
+PRICES = sorted((devices.SOURCES / "prices").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", PRICES, ids=lambda path: path.stem)
 def test_each_machine_has_all_prices(path: Path) -> None:
     prices = json.loads(path.read_text())
-    fields = re.findall(r'\{ "(\w+)", &prices::', (modelled.SOURCES / "virtual-clock.h").read_text())
+    fields = re.findall(r'\{ "(\w+)", &prices::', (devices.SOURCES / "virtual-clock.h").read_text())
     assert set(prices) == {"device", *fields}
     assert all(value >= 0 for value in (prices[name] for name in fields))
-    assert modelled.price_file(path.stem) == modelled.price_file(str(path)) == path
+    assert devices.price_file(path.stem) == devices.price_file(str(path)) == path
 
 
 def test_a_price_that_is_lacking_or_unknown_is_named(tmp_path: Path) -> None:
@@ -37,15 +39,15 @@ def test_a_price_that_is_lacking_or_unknown_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"warp_us" if name == "sync_us" else name: 1 for name in prices}))
     with pytest.raises(ConfigError, match=r"mine\.json lacks prices, or has unknown ones: sync_us, warp_us"):
-        modelled.price_file(str(path))
+        devices.price_file(str(path))
     for text in ("[]", "{"):
         path.write_text(text)
         with pytest.raises(
             ConfigError, match=r"no price file .* one of 3060-ddr4, 4090-ddr5, 5090-ddr5, h100"
         ):
-            modelled.price_file(str(path))
+            devices.price_file(str(path))
     with pytest.raises(ConfigError, match="no price file"):
-        modelled.price_file("4090")
+        devices.price_file("4090")
 
 
 def _lru_hits(chosen: NDArray[np.int32], capacity: int, warm_up: int) -> float:
@@ -65,7 +67,7 @@ def _lru_hits(chosen: NDArray[np.int32], capacity: int, warm_up: int) -> float:
 
 def test_the_seeded_routing_is_like_the_recorded_one() -> None:
     """docs/results/method.md: 0.380 of the experts return at once, and LRU hits 0.654, 0.827 and 0.939."""
-    chosen = modelled.seeded_routing(MoeShape(4, 128, 6), 129)
+    chosen = seeded_routing(MoeShape(4, 128, 6), 129)
     again = [
         len({*a} & {*b}) / 6
         for a, b in zip(chosen[1:].reshape(-1, 6), chosen[:-1].reshape(-1, 6), strict=True)
@@ -80,7 +82,7 @@ def test_the_seeded_routing_is_like_the_recorded_one() -> None:
     ("option", "said"),
     [
         (("--layers", "0"), "--layers is 0; it must be positive"),
-        (("--share", "0.01"), "--share 0.01 leaves "),
+        (("--limits", "0.01"), "--limits 0.01 leaves "),
         (("--tokens", "0"), "--tokens takes a positive number"),
     ],
 )
@@ -88,8 +90,9 @@ def test_what_cannot_be_modelled_is_told(
     folder: Path, option: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--prices", "h100", "--shape", "tiny", "--type", "q8_0", "--folder", str(folder), *option]
-    assert modelled.main([*words, "--arms", "ours-gpu"]) == 1
-    assert capsys.readouterr().err.startswith(f"modelled: {said}")
+    words += ["--output", str(folder / "out")]
+    assert compare.main([*words, "--arms", "ours-gpu"]) == 1
+    assert capsys.readouterr().err.startswith(f"compare: {said}")
 
 
 @pytest.fixture(scope="module")
@@ -102,36 +105,56 @@ def _run(
     folder: Path, arms: tuple[str, ...], share: float = 0.5, **changed: float
 ) -> dict[str, dict[str, Any]]:
     """[arm], on a 4090 with these prices."""
-    prices = json.loads((modelled.SOURCES / "prices/4090-ddr5.json").read_text())
+    prices = json.loads((devices.SOURCES / "prices/4090-ddr5.json").read_text())
     path = folder / f"{'-'.join(changed)}.json"
     path.write_text(json.dumps(prices | changed))
-    words = ["bench/modelled.py", "--prices", str(path), "--shape", "tiny", "--layers", "6", "--type", "q8_0"]
-    words += ["--share", str(share), "--tokens", "24", "--warm-up", "24", "--folder", str(folder), "--json"]
-    words += ["--stock", str(models.stock_dir()), "--arms", *arms]
+    out = folder / f"out{len(list(folder.glob('out*')))}"
+    words = [
+        "-m",
+        "bench.compare",
+        "--prices",
+        str(path),
+        "--shape",
+        "tiny",
+        "--layers",
+        "6",
+        "--type",
+        "q8_0",
+    ]
+    words += ["--limits", str(share), "--tokens", "24", "--warm-up", "24", "--folder", str(folder)]
+    words += ["--stock", str(models.stock_dir()), "--output", str(out), "--arms", *arms]
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, timeout=900, cwd=models.ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert all(line["modelled"] for line in lines)
-    return {line["arm"]: line for line in lines}
+    head, *lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert head["source"] == "modelled"
+    assert done.stdout.rstrip("\n") == (out / "table.md").read_text().rstrip("\n")
+    assert all(
+        f"| modelled | {'all' if line['limit'] is None else f'{share:.0%}'} " in done.stdout for line in lines
+    )
+    return {line["arm"]: line | {"by_cpu": _by_cpu(line["counters"])} for line in lines}
+
+
+def _by_cpu(counters: dict[str, int]) -> float | None:
+    """The CPU's share of the selections."""
+    return counters["selections_cpu"] / counters["selections_high"] if counters else None
 
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> dict[str, dict[str, Any]]:
     """All arms."""
-    return _run(folder, modelled.ARMS)
+    return _run(folder, MODELLED)
 
 
 def test_there_is_a_line_for_each_arm(plain: dict[str, dict[str, Any]], folder: Path) -> None:
-    assert list(plain) == list(modelled.ARMS)
-    assert plain["stock"]["to_stock"] == 1
+    assert sorted(plain) == sorted(MODELLED)
     for arm, line in plain.items():
-        assert line["token_ms"] == pytest.approx(plain["stock"]["token_ms"] / line["to_stock"])
+        assert line["token_ms"] == pytest.approx(1e3 / line["tokens_per_second"])
         assert 0 < line["layer_beside_us"] < 1000 * line["token_ms"] / 6
-        assert (line["hits"] is None) == arm.startswith("stock")
+        assert (line["hit_rate"] is None) == arm.startswith("stock")
         assert 0 < line["per_layer_us"]["host"] < line["per_layer_us"]["calls"]
-    assert plain["demand"]["hits"] < plain["ours-gpu"]["hits"]
+    assert plain["demand"]["hit_rate"] < plain["ours-gpu"]["hit_rate"]
     assert plain["ours-gpu"]["by_cpu"] == 0 < plain["ours-cooperative"]["by_cpu"]
     counters = plain["ours-gpu"]["counters"]
     assert counters["predicted_right"] > 0.7 * counters["predicted"] > 0
@@ -157,19 +180,20 @@ def test_fit_places_in_the_memory_that_the_others_have(
 def test_fit_says_that_it_needs_to_know_the_devices_memory(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prices = json.loads((modelled.SOURCES / "prices/h100.json").read_text())
+    prices = json.loads((devices.SOURCES / "prices/h100.json").read_text())
     path = folder / "silent.json"
     path.write_text(json.dumps(prices | {"device": "name=CUDA memory=0"}))
-    words = ["--prices", str(path), "--shape", "tiny", "--layers", "6", "--type", "q8_0", "--share", "0.5"]
+    words = ["--prices", str(path), "--shape", "tiny", "--layers", "6", "--type", "q8_0", "--limits", "0.5"]
     words += ["--folder", str(folder), "--stock", str(models.stock_dir()), "--arms", "stock-fit"]
-    assert modelled.main(words) == 1
+    words += ["--output", str(folder / "silent")]
+    assert compare.main(words) == 1
     said = capsys.readouterr().err
-    assert "the arm stock-fit cannot be modelled: --fit finds no placement: the device tells of no" in said
+    assert "some runs failed: stock-fit at 50%: --fit finds no placement: the device tells of no" in said
 
 
 def _placed(n_slots: int) -> tuple[NDArray[np.bool_], float]:
     """The experts [layer, expert] that a profile places, and their share of the measured uses."""
-    chosen = modelled.seeded_routing(MoeShape(6, 32, 4), 48, modelled.PROFILED)
+    chosen = seeded_routing(MoeShape(6, 32, 4), 48, devices.PROFILED)
     uses = uses_of(np.delete(chosen, slice(24, 48), axis=0), 32)
     best = np.argsort(-uses.ravel(), kind="stable")[:n_slots]
     placed = np.isin(np.arange(uses.size), best).reshape(uses.shape)
@@ -189,11 +213,11 @@ def test_twiddlers_placement_is_that_of_the_profile_and_stays(
     if slow == "link":
         assert line["by_cpu"] == pytest.approx(1 - hits)
         assert line["counters"]["evictions"] == 0 < plain["ours-auto"]["counters"]["evictions"]
-        assert line["hits"] == pytest.approx(hits)
+        assert line["hit_rate"] == pytest.approx(hits)
     else:
         assert line["by_cpu"] < 0.05
         assert line["counters"]["evictions"] > 0
-        assert line["hits"] == pytest.approx(hits, abs=0.03)
+        assert line["hit_rate"] == pytest.approx(hits, abs=0.03)
 
 
 def test_it_repeats_itself_to_the_nanosecond(plain: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -220,7 +244,7 @@ def test_dearer_hardware_is_slower_and_where_it_is_used(
 
 def test_with_everything_on_the_device_only_reads_and_launches_remain(folder: Path) -> None:
     line = _run(folder, ("ours-gpu",), share=1.0)["ours-gpu"]
-    assert line["hits"] > 0.99
+    assert line["hit_rate"] > 0.99
     assert line["idle_us"]["link"] > 0
     assert line["per_layer"]["launches"] >= line["per_layer"]["replays"] > 0.9
 
@@ -236,7 +260,7 @@ def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
 
     Nothing is measured with two devices.
     """
-    values = json.loads((modelled.SOURCES / f"prices/{prices}.json").read_text())
+    values = json.loads((devices.SOURCES / f"prices/{prices}.json").read_text())
     values["device"] += f" devices={n_devices}"
     values |= {"cpu_gbs": 0.5, "cpu_busy_gbs": 0.5} if slow_cpu else {}
     path = tmp_path / "prices.json"
@@ -244,12 +268,12 @@ def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
     environment = {
         "HF_HOME": str(tmp_path),
         "PYTHONPATH": str(models.ROOT),
-        "LD_PRELOAD": str(modelled.library()),
+        "LD_PRELOAD": str(devices.library()),
         "MODELLED_PRICES": str(path),
         "MODELLED_DEVICE": values["device"],
     }
     done = subprocess.run(
-        [sys.executable, modelled.SOURCES / "placing.py", models.tiny(), "14000000"],
+        [sys.executable, devices.SOURCES / "placing.py", models.tiny(), "14000000"],
         capture_output=True,
         text=True,
         timeout=900,

@@ -148,16 +148,15 @@ def test_the_part_stock_bounds_what_the_pools_hold(tmp_path: Path, monkeypatch: 
     model, asked = models.tiny(), []
     run = Run(model, "", read_model_file(model, None), tmp_path)
 
-    def stop(config: Any) -> Any:
+    def stop(config: Any, _tell: Any) -> Any:
         asked.append(config.limits)
         raise HobbitError("enough")
 
-    monkeypatch.setattr(speed.runner, "resolved", stop)
+    monkeypatch.setattr(speed.runner, "run", stop)
     with pytest.raises(HobbitError, match="enough"):
         speed.stock(run)
     assert asked == [(pytest.approx(1 - 0.75 * run.expert_bytes / model.stat().st_size),)]
     failed = {"limit": 0.3, "arm": "ours", "error": "it was killed"}
-    monkeypatch.setattr(speed.runner, "resolved", lambda config: config)
     monkeypatch.setattr(speed.runner, "run", lambda *_: [{"options": {"prompts": []}}, failed])
     with pytest.raises(HobbitError, match="no arm ran under the limit: ours at 30%: it was killed"):
         speed.stock(run)

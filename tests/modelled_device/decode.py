@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Decodes with one arm on a modelled device, in a process of its own: bench/modelled.py starts it.
+"""Decodes with one arm on a modelled device, in a process of its own: bench.compare --prices starts it.
 
 Reads a Job as JSON from standard input and writes what measure() finds to standard output.
 """
@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness import routing
-from bench.harness.job import Job, tell
-from bench.harness.worker import Libraries, Session
+from bench.harness import trace
+from bench.harness.worker import Job, Libraries, Session, serve
 from pyhobbit.errors import HobbitError
 
 COUNTS = ("launches", "replays", "captures", "waits", "copies", "reads")
@@ -66,10 +65,12 @@ def measure(job: Job) -> dict[str, Any]:
     device = Device(libraries.folder, os.environ["MODELLED_DEVICE"])
     with np.load(job.routing) as arrays:
         experts, weights = arrays["experts"], arrays["weights"]
-    shape = routing.moe_shape(Path(job.model))
+    shape = trace.moe_shape(Path(job.model))
+    swept = trace.sweep(shape)
+    experts, weights = (np.concatenate(each) for each in ((swept.experts, experts), (swept.weights, weights)))
     session = Session(libraries, job, 512, 512, replays=False)
     device.route(experts, weights, shape.n_experts)
-    for _ in range(len(routing.sweep(shape).experts)):
+    for _ in range(len(swept.experts)):
         session.append(1)
     session.restart()
     for _ in range(job.n_warm_up):
@@ -86,12 +87,12 @@ def measure(job: Job) -> dict[str, Any]:
     hits, misses = (
         sum(used.get(f"{name}_{tier}", 0) for tier in ("high", "low")) for name in ("hits", "misses")
     )
-    by_cpu = used.get("selections_cpu", 0) / max(1, used.get("selections_high", 0))
     return {
+        "n_decoded": job.n_tokens,
+        "tokens_per_second": 1e9 * job.n_tokens / found["now"],
         "token_ms": found["now"] / job.n_tokens / 1e6,
         "layer_beside_us": (found["now"] - found["any"]) / n_layers / 1e3,
-        "hits": hits / (hits + misses) if hits + misses else None,
-        "by_cpu": by_cpu if used else None,
+        "hit_rate": hits / (hits + misses) if hits + misses else None,
         "per_layer": {name: found[name] / n_layers for name in COUNTS},
         "per_layer_us": {name: found[name] / n_layers / 1e3 for name in TIMES},
         "idle_us": {name: (found["now"] - found[name]) / n_layers / 1e3 for name in BUSY},
@@ -101,12 +102,5 @@ def measure(job: Job) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Returns the exit status."""
-    job = Job(**json.load(sys.stdin))
-    os.chdir(Path(job.model).parent)
-    return tell(lambda: measure(job))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(measure))

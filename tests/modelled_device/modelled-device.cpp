@@ -310,7 +310,7 @@ static std::string configure(const std::string & text) {
         }
     }
     if (config.face == "time" && !make_time_face) {
-        return "only the library of bench/modelled.py has the face time";
+        return "only the library of bench.compare --prices has the face time";
     }
     return {};
 }

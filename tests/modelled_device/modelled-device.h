@@ -107,7 +107,7 @@ class device_observer {
 
 // Faces that settings::face names.
 std::unique_ptr<device_observer> make_order_face(const settings & config);
-std::unique_ptr<device_observer> make_time_face(const settings & config) __attribute__((weak)); // bench/modelled.py's
+std::unique_ptr<device_observer> make_time_face(const settings & config) __attribute__((weak)); // bench.compare --prices has it
 
 // The lock of all devices. Observers get it held.
 std::mutex & device_lock();

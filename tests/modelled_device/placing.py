@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from decode import Device
 
-from bench.harness import routing
-from bench.modelled import seeded_routing
+from bench.harness import trace
 from pyhobbit.engine import placement
 from pyhobbit.native.paths import LIB_DIR
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
@@ -37,8 +36,8 @@ def main() -> None:
     """Raises HobbitError."""
     model, settings = Path(sys.argv[1]), os.environ["MODELLED_DEVICE"]
     device = Device(LIB_DIR, settings)
-    shape = routing.moe_shape(model)
-    experts = seeded_routing(shape, 256)
+    shape = trace.moe_shape(model)
+    experts = trace.seeded_routing(shape, 256)
     device.route(experts, np.full(experts.shape, 1 / shape.n_used, np.float32), shape.n_experts)
     changed: Any = placement
     changed._now, changed.Sampler = (lambda: device.report()["now"] / 1e9), Drawn

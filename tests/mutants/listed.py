@@ -167,19 +167,12 @@ LISTED = [
         "libggml-hobbit.so",
     ),
     Mutant(
-        "16a: one thread's reads are the disk's speed",
+        "16: one thread's reads are the disk's speed",
         "ggml_ext/src/io/disk-speed.cpp",
         "        sum += n_bytes;",
         "        sum = n_bytes;",
         ("tests/inspect/test_speed.py::test_the_disk_is_measured_on_the_file",),
         "libggml-hobbit.so",
-    ),
-    Mutant(
-        "16b: the first copy is part of a link's speed",
-        "bench/harness/ggml_device.py",
-        "median(rates[1:])",
-        "median(rates)",
-        ("tests/bench/test_device_bench.py::test_the_rate_of_copies_is_the_median_after_a_first_one",),
     ),
     Mutant(
         "17a: waits are part of an estimate's computing",

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.harness.routing import MoeShape, Routing, lay_over
-from bench.tables import markdown
+from bench.harness.table import markdown
+from bench.harness.trace import MoeShape, Routing, lay_over
 from pyhobbit.routing.trace import BELADY, ROUTE, Simulation, read_trace, simulate
 
 MOST, WARM = 8, 24  # clients, and passes before those that count

@@ -29,8 +29,7 @@ from servers import (
     wait_until,
 )
 
-from bench.harness import generate
-from bench.harness.shapes import SHAPES
+from bench.harness.files import SHAPES, write_model
 from pyhobbit.native.devices import has_gpu
 
 
@@ -216,7 +215,7 @@ def test_a_folder_of_models_needs_no_model(tiny_gguf: Path, tmp_path: Path) -> N
 
 def test_a_model_of_a_folder_that_nobody_asks_for_frees_its_memory(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "a"
-    generate.write_model(folder, "tiny", SHAPES["tiny"], "q4_0")
+    write_model(folder, "tiny", SHAPES["tiny"], "q4_0")
     folder = folder.parent
     options = ("--pools", "150M", "--ctx-size", 512, "--sleep-idle-seconds", 1)
     command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, *options]

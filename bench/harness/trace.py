@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""A recorded routing laid over a model of another shape: docs/measurements.md states the rules."""
+"""Tokens and routing that every arm computes alike: drawn, recorded, or laid over a model of another shape.
 
+docs/measurements.md states the rules.
+"""
+
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +17,10 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 
 if TYPE_CHECKING:
-    from pyhobbit.routing.trace import Trace
+    from pyhobbit.routing.trace import Trace  # with our libraries: a process of stock has its own
 
 _SEED = 1
+_FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,13 @@ class Routing:
     weights: NDArray[np.float32]
 
 
+def random_tokens(n_vocab: int) -> Iterator[int]:
+    """Without end, each of the plain tokens equally likely; the same in every run."""
+    draw = random.Random(_SEED)
+    while True:
+        yield draw.randrange(min(_FIRST_PLAIN_TOKEN, n_vocab // 2), n_vocab)
+
+
 def moe_shape(model: Path) -> MoeShape:
     """Reads the shape off a GGUF file. Raises HobbitError for a model without routed experts."""
     file = read_gguf(model)
@@ -45,12 +58,39 @@ def moe_shape(model: Path) -> MoeShape:
     return shape
 
 
+def alike(experts: NDArray[np.int32]) -> Routing:
+    """Every expert of a token weighs the same."""
+    return Routing(experts, np.full(experts.shape, 1 / experts.shape[2], np.float32))
+
+
 def sweep(shape: MoeShape) -> Routing:
     """As few tokens as choose every expert of every layer."""
     n_tokens = -(-shape.n_experts // shape.n_used)
     experts = np.arange(n_tokens * shape.n_used, dtype=np.int32).reshape(n_tokens, 1, -1) % shape.n_experts
-    experts = np.repeat(experts, shape.n_layers, axis=1)
-    return Routing(experts, np.full(experts.shape, 1 / shape.n_used, np.float32))
+    return alike(np.repeat(experts, shape.n_layers, axis=1))
+
+
+def seeded_routing(shape: MoeShape, n_tokens: int, n_further: int = 0) -> NDArray[np.int32]:
+    """[tokens, layers, used]: preferred experts, of which those of the last tokens return more often.
+
+    With 128 experts it has the reuse and the hits of LRU of a recorded trace (docs/modelled.md).
+    n_further: tokens behind the others, which stay as they are without them.
+    """
+    rng = np.random.default_rng(_SEED)
+    n = shape.n_experts
+    spread = 0.7 if n <= 16 else 0.13 if n <= 128 else 0.25  # share of the experts that most choices fall on
+    chosen = np.empty((n_tokens + n_further, shape.n_layers, shape.n_used), np.int32)
+    liked, recent = np.empty((shape.n_layers, n)), np.zeros((shape.n_layers, n))
+    for tokens in (range(n_tokens), range(n_tokens, len(chosen))):
+        for layer in range(shape.n_layers):
+            if tokens.start == 0:
+                liked[layer] = rng.permutation(-np.arange(n) / (spread * n))
+            for token in tokens:
+                order = np.argsort(-(liked[layer] + 0.6 * recent[layer] + rng.gumbel(size=n)))
+                chosen[token, layer] = order[: shape.n_used]
+                recent[layer] *= 0.7
+                recent[layer, order[: shape.n_used]] += 1
+    return chosen
 
 
 def n_complete(trace: "Trace") -> int:
@@ -61,19 +101,14 @@ def n_complete(trace: "Trace") -> int:
 def lay_over(trace: "Trace", shape: MoeShape) -> Routing:
     """The trace's tokens in their order, prefill first, as choices of a model of this shape."""
     experts, weights = _tables(trace)
-    n_tokens = experts.shape[0]
-    own = experts.shape[1:] == (shape.n_layers, shape.n_used) and trace.n_experts == shape.n_experts
-    if own:
+    if experts.shape[1:] == (shape.n_layers, shape.n_used) and trace.n_experts == shape.n_experts:
         return Routing(experts, weights / weights.sum(axis=2, keepdims=True))
-    laid = Routing(
-        np.empty((n_tokens, shape.n_layers, shape.n_used), np.int32),
-        np.empty((n_tokens, shape.n_layers, shape.n_used), np.float32),
-    )
+    laid = alike(np.empty((len(experts), shape.n_layers, shape.n_used), np.int32))
     for layer in range(shape.n_layers):
         source = layer % trace.n_layers
         further = (source + trace.n_layers // 2) % trace.n_layers
         renamed = _renaming(layer, trace.n_experts, shape.n_experts)
-        for token in range(n_tokens):
+        for token in range(len(experts)):
             candidates = (*renamed[experts[token, source]], *renamed[experts[token, further, ::-1]])
             chosen = _distinct(candidates, shape)
             laid.experts[token, layer] = chosen

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: MIT
+"""Arms on a device with memory of its own, there or modelled: a limit is its memory for experts.
+
+It has all other weights and the KV cache, and host memory has all experts, but where a bound is given.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.harness import runner, trace
+from bench.harness.arms import PROFILE, STOCK_CACHE, STOCK_FIT, ours
+from bench.harness.replay import compiled
+from bench.harness.runner import BenchConfig, Host, Record, Turn
+from bench.harness.system import ROOT
+from bench.harness.worker import Job
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.model.model_file import expert_bytes, model_parts
+from pyhobbit.native.paths import LIB_DIR
+from pyhobbit.quality.stored import Calibration
+from pyhobbit.routing.trace import read_trace
+from pyhobbit.settings.config import Setting, format_size
+
+PROFILED = 256  # tokens of a profile
+SOURCES = ROOT / "tests/modelled_device"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts of a model. layers: bytes of each layer's experts, 0 without any."""
+
+    layers: tuple[int, ...]
+    shape: trace.MoeShape
+
+    @property
+    def largest(self) -> int:
+        """Bytes of one expert."""
+        return max(self.layers) // self.shape.n_experts
+
+    def budget(self, share: float) -> int:
+        """Bytes. Raises ConfigError where no layer's experts would fit."""
+        found, least = round(share * sum(self.layers)), self.layers[-1]
+        if found < least:
+            raise ConfigError(
+                f"--limits {share:g} leaves {format_size(found)} of the device for experts, and those of one "
+                f"layer take {format_size(least)}; give at least {ceil(100 * least / sum(self.layers)) / 100}"
+            )
+        return found
+
+    def n_cpu_moe(self, share: float) -> int:
+        """llama.cpp's best: the smallest N at which the experts of layers N, N + 1 ... fit."""
+        budget = self.budget(share)
+        return next(n for n in range(len(self.layers)) if sum(self.layers[n:]) <= budget)
+
+
+@cache
+def experts_of(model: Path) -> Experts:
+    """Raises HobbitError."""
+    file = read_gguf(model)
+    if file.get("split.count", 1) > 1:
+        raise HobbitError(f"{model} is one of several files; merge them with llama.cpp's llama-gguf-split")
+    return Experts(tuple(expert_bytes([file])), trace.moe_shape(model))
+
+
+@dataclass(frozen=True)
+class Device(Host):
+    """A device of ggml's.
+
+    rpc: server that offers it, HOST:PORT.  memory: bytes of host memory that the cache's arms may take.
+    """
+
+    name: str
+    rpc: str | None = None
+    memory: int | None = None
+
+    def describe(self, lib_dir: Path) -> Record:
+        """Output of bench.harness.ggml_device, in a process of its own. Raises HobbitError."""
+        command = [sys.executable, "-m", "bench.harness.ggml_device", str(lib_dir.resolve()), self.name]
+        command += ["--rpc", self.rpc] if self.rpc else []
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        if done.returncode:
+            raise HobbitError(runner.reason(done))
+        return json.loads(done.stdout)
+
+    def head(self, config: BenchConfig) -> Record:
+        experts = experts_of(config.model)
+        found = {
+            "source": "measured",
+            "expert_bytes": sum(experts.layers),
+            "n_cpu_moe": {f"{share:g}": experts.n_cpu_moe(share) for share in config.limits},
+        }
+        return found | self._own_head(config)
+
+    def _own_head(self, config: BenchConfig) -> Record:
+        if any(arm.build == "stock" for arm in config.arms):
+            self.describe(config.stock)
+        return {"device": self.describe(LIB_DIR)}
+
+    def limit_bytes(self, config: BenchConfig, share: float) -> int:
+        return experts_of(config.model).budget(share)
+
+    def n_before(self, config: BenchConfig) -> int:
+        """Tokens that are computed before those that count."""
+        return sum(config.prompts) + config.n_warm_up
+
+    def job(self, config: BenchConfig, turn: Turn, routes: Path) -> Job:
+        """The job for the process of a turn."""
+        experts = experts_of(config.model)
+        job = replace(runner.job(config, turn.arm, None, routes), device=self.name, rpc=self.rpc)
+        if turn.arm.build == "stock" and turn.limit is not None:
+            budget, n_layers = experts.budget(turn.limit), len(experts.layers)
+            own: dict[str, Record] = {
+                STOCK_CACHE: {"n_cpu_moe": n_layers, "moe_cache": budget},
+                STOCK_FIT: {"n_cpu_moe": n_layers, "fit": budget},
+            }
+            return replace(job, **own.get(turn.arm.kind, {"n_cpu_moe": experts.n_cpu_moe(turn.limit)}))
+        bound: dict[str, Setting] = {"hobbit.device": self.name}
+        if self.memory is not None:
+            bound["hobbit.memory"] = self.memory
+        if turn.limit is None:  # half a one for alignment
+            bound["hobbit.pools"] = int((experts.shape.n_used + 0.5) * experts.largest)
+        else:
+            bound["hobbit.device_memory"] = experts.budget(turn.limit)
+        return replace(job, fits=True, settings=runner.settings(config, turn.arm, bound))
+
+    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, routes: Path) -> Record:
+        try:
+            own = self._profiled(config, routes) if PROFILE in turn.arm.settings else config
+        except HobbitError as e:
+            return {"error": str(e)}
+        return runner.result(self._start(self.job(own, turn, routes)))
+
+    def _start(self, job: Job) -> "subprocess.CompletedProcess[str]":
+        return runner.start(job, None)
+
+    def _profiled(self, config: BenchConfig, routes: Path) -> BenchConfig:
+        """With a calibration, by tokens that no turn measures. Raises HobbitError."""
+        link, path = routes.with_name(config.model.name), routes.with_suffix(".csv")
+        n_before = self.n_before(config)
+        n_after = n_before + config.n_tokens
+        with np.load(routes) as arrays:
+            recorded = arrays.get("experts")
+        if not link.exists() and recorded is not None:
+            others = np.delete(recorded, slice(n_before, n_after), axis=0)
+            placed(config.model, link, others[:, np.flatnonzero(experts_of(config.model).layers)])
+        elif not link.exists():
+            turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0], 0)
+            job = replace(self.job(config, turn, routes), prompts=(1,), seconds=3600)
+            done = self._start(replace(job, n_warm_up=n_after, n_tokens=PROFILED))
+            if done.returncode:
+                raise HobbitError(f"the model cannot be profiled: {runner.reason(done)}")
+            seen = read_trace(path)
+            shape = replace(trace.moe_shape(config.model), n_layers=seen.n_layers)
+            placed(config.model, link, trace.lay_over(seen, shape).experts[-PROFILED:])
+        return replace(config, model=link)
+
+
+def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> None:
+    """Makes a link to the model, with a calibration that counts these uses, [tokens, layers, used].
+
+    Every expert counts once more, so that all have their order, and the pool is full before the first token.
+    Raises HobbitError.
+    """
+    if not len(experts):
+        raise HobbitError("the trace has no tokens beside those that are measured; give fewer with --tokens")
+    n_experts = trace.moe_shape(model).n_experts
+    uses = [1 + np.bincount(of.ravel(), minlength=n_experts) for of in experts.swapaxes(0, 1)]
+    link.symlink_to(model.absolute())
+    size = sum(part.size for part in model_parts(link))
+    Calibration(size, expert_uses=tuple(np.concatenate(uses).tolist())).write(link)
+
+
+@dataclass(frozen=True)
+class Modelled(Device):
+    """A device that is not there: both programs run as they are, in virtual time (docs/modelled.md).
+
+    name: as the price file calls it.  prices: the price file.
+    """
+
+    prices: Path = Path()
+
+    @staticmethod
+    def of(prices: str) -> "Modelled":
+        """The machine of a price file of tests/modelled_device/prices by its name, or any by its path.
+
+        Raises ConfigError.
+        """
+        path = price_file(prices)
+        return Modelled(f"{_device_settings(path)['name']}0", prices=path)
+
+    def _own_head(self, config: BenchConfig) -> Record:
+        own = {"source": "modelled", "prices": self.prices.stem}
+        return own if config.trace else own | {"routing": "seeded"}
+
+    def routing(self, shape: trace.MoeShape, config: BenchConfig) -> trace.Routing:
+        return trace.alike(trace.seeded_routing(shape, self.n_before(config) + config.n_tokens, PROFILED))
+
+    def n_before(self, config: BenchConfig) -> int:
+        return config.n_warm_up  # no prompt is modelled
+
+    def _start(self, job: Job) -> "subprocess.CompletedProcess[str]":
+        environment = {"PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library())}
+        words = " ".join(f"{name}={value}" for name, value in _device_settings(self.prices).items())
+        environment |= {"MODELLED_PRICES": str(self.prices), "MODELLED_DEVICE": words}
+        program = (str(SOURCES / "decode.py"),)
+        return runner.start(replace(job, mmap=True, n_threads=1), None, program, environment)
+
+
+def library() -> Path:
+    """The modelled device, compiled on first use. Raises HobbitError without a compiler."""
+    names = ("modelled-device", "streams", "time-face", "host-threads")
+    sources = [SOURCES / f"{name}.cpp" for name in names]
+    flags = ["-std=c++17", "-Wl,-z,lazy"]
+    return compiled("modelled", "CXX=c++", sources, *sorted(SOURCES.glob("*.h")), flags=flags)
+
+
+def price_file(name: str) -> Path:
+    """A file of tests/modelled_device/prices by its name, or any by its path. Raises ConfigError."""
+    bundled = {each.stem: each for each in (SOURCES / "prices").glob("*.json")}
+    path = bundled.get(name, Path(name))
+    try:
+        known = json.loads(bundled["h100"].read_text())
+        wrong = sorted(json.loads(path.read_text(encoding="utf-8")).keys() ^ known.keys())
+    except (OSError, ValueError, AttributeError) as e:
+        names = ", ".join(sorted(bundled))
+        raise ConfigError(f"--prices {name} is no price file ({e}); give a path, or one of {names}") from e
+    if wrong:
+        raise ConfigError(f"{path} lacks prices, or has unknown ones: {', '.join(wrong)}")
+    return path.absolute()
+
+
+def _device_settings(prices: Path) -> dict[str, str]:
+    words = json.loads(prices.read_text(encoding="utf-8"))["device"].split()
+    return dict(word.split("=", 1) for word in words)

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: MIT
+"""Random-weight MoE models of real shapes, written at about the speed of the disk.
+
+Each kind of matrix has one pool of quantised random blocks. Every tensor is the pool, repeated, from a place
+of its own: the weights of two experts differ, though their blocks are the same.
+"""
+
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+from gguf.constants import GGUFValueType, TokenType
+from tqdm import tqdm
+
+from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.model.gguf_file import (
+    KeyValue,
+    Placement,
+    align,
+    numbers_entry,
+    pack_header,
+    read_gguf,
+    scalar_entry,
+    string_entry,
+    strings_entry,
+    tensor_nbytes,
+)
+from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
+from pyhobbit.model.tiers import ALIGNMENT, LOW, routed_part, sidecar_metadata, tier_tensor_name
+from pyhobbit.native.files import atomic_output
+
+# These give random weights the routing of a real model: docs/measurements.md says how, and what was reached.
+_COMMON = 0.7  # mean of the embeddings by their standard deviation: some experts are preferred
+_FIRST_ATTENTION = 2.4  # the first layer adds much of the tokens just before, so that choices last
+_ATTENTION, _EXPERTS = 0.35, 0.6  # further layers add little, so that the next choice can be predicted
+_COMMON_QUERY, _OWN_QUERY = 1.1, 0.55  # the common part of queries and keys looks at the nearest tokens
+_SHARPER = 1.5  # where norms take the size from queries and keys
+
+_MODEL_ALIGNMENT = 32  # GGUF's default: what most published files have
+_POOL_ROWS, _ROW = 2039, 2048  # a prime number of rows, which no expert's size divides
+_SEED = 1
+_BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+_FREE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model. n_ff: inner size of one routed expert.  qk_norm: what the norms of queries and keys span.
+
+    sinks: attention sinks, biases of attention, router and experts, a sliding window.
+    """
+
+    arch: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_expert: int
+    n_used: int
+    n_vocab: int
+    qk_norm: Literal["none", "head", "all"] = "none"
+    sinks: bool = False
+    keys: dict[str, int | float] = field(default_factory=dict)
+
+    def scaled(self, n_layer: int | None) -> "Shape":
+        """The same model with fewer layers, or more. Raises ConfigError."""
+        if n_layer is not None and n_layer < 1:
+            raise ConfigError(f"--layers is {n_layer}; it must be positive")
+        return self if n_layer is None else replace(self, n_layer=n_layer)
+
+
+SHAPES = {
+    "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000),
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm="head"),
+    "gpt-oss-120b": Shape(
+        "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True,
+        keys={"attention.sliding_window": 128},
+    ),
+    "flash-next": Shape("qwen3moe", 48, 2560, 32, 4, 128, 640, 512, 10, 151936, qk_norm="head"),
+    "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
+    "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """A tensor to write: `ne` in ggml's order, values drawn from N(mean, std^2).
+
+    is_f32: in any file; all others have the file's type.
+    """
+
+    name: str
+    ne: tuple[int, ...]
+    std: float
+    mean: float = 0.0
+    is_f32: bool = False
+
+
+#
+# tensors
+#
+
+
+def metadata(shape: Shape) -> dict[str, int | float]:
+    """The architecture's keys, without the tokenizer's."""
+    common = {
+        "vocab_size": shape.n_vocab, "context_length": 4096, "embedding_length": shape.n_embd,
+        "block_count": shape.n_layer, "feed_forward_length": shape.n_ff,
+        "expert_feed_forward_length": shape.n_ff, "expert_count": shape.n_expert,
+        "expert_used_count": shape.n_used, "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv, "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": shape.head_dim, "rope.freq_base": 10000.0,
+    }  # fmt: skip
+    return {f"{shape.arch}.{name}": value for name, value in {**common, **shape.keys}.items()}
+
+
+def tensors(shape: Shape) -> Iterator[RandomTensor]:
+    """All tensors in file order."""
+    yield RandomTensor("token_embd.weight", (shape.n_embd, shape.n_vocab), 1.0, _COMMON)
+    yield _norm("output_norm", shape.n_embd)
+    yield _matrix("output", shape.n_embd, shape.n_vocab)
+    for i in range(shape.n_layer):
+        for part in (*_attention(shape, _ATTENTION if i else _FIRST_ATTENTION), *_experts(shape)):
+            yield replace(part, name=f"blk.{i}.{part.name}")
+
+
+def _matrix(name: str, n_in: int, *n_out: int, gain: float = 1.0, mean: float = 0.0) -> RandomTensor:
+    return RandomTensor(f"{name}.weight", (n_in, *n_out), gain * n_in**-0.5, mean)
+
+
+def _norm(name: str, n: int, gain: float = 1.0) -> RandomTensor:
+    return RandomTensor(f"{name}.weight", (n,), 0.02, gain, is_f32=True)
+
+
+def _biases(s: Shape, **sizes: int | tuple[int, ...]) -> Iterator[RandomTensor]:
+    for name, n in sizes.items() if s.sinks else ():
+        yield RandomTensor(f"{name}.bias", n if isinstance(n, tuple) else (n,), 0.02, is_f32=True)
+
+
+def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
+    n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
+    # factor of a matrix whose elements are all 1
+    common_input = s.n_embd * _COMMON * (1 + _COMMON**2) ** -0.5
+    yield _norm("attn_norm", s.n_embd)
+    for part, n_out in (("q", n_q), ("k", n_kv)):
+        yield _matrix(f"attn_{part}", s.n_embd, n_out, gain=_OWN_QUERY, mean=_COMMON_QUERY / common_input)
+    yield _matrix("attn_v", s.n_embd, n_kv)
+    yield _matrix("attn_output", n_q, s.n_embd, gain=gain)
+    yield from _biases(s, attn_q=n_q, attn_k=n_kv, attn_v=n_kv, attn_output=s.n_embd)
+    if s.qk_norm != "none":
+        yield _norm("attn_q_norm", n_q if s.qk_norm == "all" else s.head_dim, _SHARPER)
+        yield _norm("attn_k_norm", n_kv if s.qk_norm == "all" else s.head_dim)
+    if s.sinks:
+        yield RandomTensor("attn_sinks.weight", (s.n_head,), 0.1, is_f32=True)
+
+
+def _experts(s: Shape) -> Iterator[RandomTensor]:
+    yield _norm("post_attention_norm" if s.sinks else "ffn_norm", s.n_embd)
+    yield replace(_matrix("ffn_gate_inp", s.n_embd, s.n_expert, gain=1.1), is_f32=True)
+    yield from _biases(s, ffn_gate_inp=s.n_expert)
+    inner, outer = (s.n_embd, s.n_ff), (s.n_ff, s.n_embd)
+    for part, (n_in, n_out), gain in (("gate", inner, 1.0), ("up", inner, 1.0), ("down", outer, _EXPERTS)):
+        yield _matrix(f"ffn_{part}_exps", n_in, n_out, s.n_expert, gain=gain)
+        yield from _biases(s, **{f"ffn_{part}_exps": (n_out, s.n_expert)})
+
+
+def _tokenizer(n_vocab: int) -> list[KeyValue]:
+    """A vocabulary of all bytes and of pieces that no text contains."""
+    tokens = ["<unk>", "<s>", "</s>", *_BYTE_TOKENS]
+    types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * len(_BYTE_TOKENS)]
+    n_more = n_vocab - len(tokens)
+    types += [TokenType.NORMAL] * n_more
+    tokens += [f"\u2581piece{i}\u2581" for i in range(n_more)]
+    return [
+        string_entry("tokenizer.ggml.model", "llama"),
+        strings_entry("tokenizer.ggml.tokens", tokens),
+        numbers_entry("tokenizer.ggml.scores", GGUFValueType.FLOAT32, [0.0] * n_vocab),
+        numbers_entry("tokenizer.ggml.token_type", GGUFValueType.INT32, types),
+        scalar_entry("tokenizer.ggml.bos_token_id", GGUFValueType.UINT32, 1),
+        scalar_entry("tokenizer.ggml.eos_token_id", GGUFValueType.UINT32, 2),
+    ]
+
+
+#
+# files
+#
+
+
+def model_path(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool = False) -> Path:
+    """The path of write_model's file, whose name tells what is in it."""
+    return folder / f"{name}-{shape.n_layer}x-{kind}{'-holes' * holes}.gguf"
+
+
+def low_path(model: Path, kind: str) -> Path:
+    """The path of write_low_tier's sidecar."""
+    return model.with_name(f"{model.stem}.low-{kind}.gguf")
+
+
+def write_model(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool = False) -> Path:
+    """The model with all matrices in type `kind`, taken as it is where it exists. Raises HobbitError.
+
+    holes: its weights are zeros that take no place on the disk.
+    """
+    path = model_path(folder, name, shape, kind, holes=holes)
+    entries = [
+        string_entry("general.architecture", shape.arch),
+        # by the names of some models llama.cpp knows their vocabulary
+        string_entry("general.name", "random weights"),
+        *(
+            scalar_entry(
+                key, GGUFValueType.UINT32 if isinstance(value, int) else GGUFValueType.FLOAT32, value
+            )
+            for key, value in metadata(shape).items()
+        ),
+        *_tokenizer(shape.n_vocab),
+    ]
+    _write(path, entries, list(tensors(shape)), type_by_name(kind), _MODEL_ALIGNMENT, holes=holes)
+    return path
+
+
+def write_low_tier(model: Path, shape: Shape, kind: str) -> Path:
+    """A sidecar with the experts in type `kind`, as random as those of the model. Raises HobbitError."""
+    path = low_path(model, kind)
+    low = [
+        replace(t, name=tier_tensor_name(part, LOW, 0))
+        for t in tensors(shape)
+        if (part := routed_part(t.name))
+    ]
+    _write(path, sidecar_metadata(read_gguf(model)), low, type_by_name(kind), ALIGNMENT)
+    return path
+
+
+def _write(
+    path: Path,
+    entries: Sequence[KeyValue],
+    wanted: Sequence[RandomTensor],
+    kind: GgmlType,
+    alignment: int,
+    *,
+    holes: bool = False,
+) -> None:
+    # a file of other weights is not taken for this one
+    entries = [*entries, string_entry("general.version", f"{zlib.crc32(repr(wanted).encode()):08x}")]
+    placements, offset = [], 0
+    for t in wanted:
+        own = type_by_name("f32") if t.is_f32 else kind
+        if t.ne[0] % own.block:
+            raise ConfigError(
+                f"{path.name} cannot be made: rows of {t.ne[0]} values are not whole blocks of {own.name} "
+                f"({own.block} values); choose another type, like q4_0"
+            )
+        placements.append(Placement(t.name, own, t.ne, offset))
+        offset = align(offset + tensor_nbytes(own, t.ne), alignment)
+    header = pack_header(entries, placements, alignment)
+    if _holds(path, header, len(header) + offset):
+        return
+    _check_disk(path, len(header) + (0 if holes else offset))
+    with atomic_output(path) as temporary, temporary.open("wb") as file:
+        file.write(header)
+        if holes:
+            file.truncate(len(header) + offset)
+            return
+        with tqdm(total=offset, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+            for t, placement in zip(wanted, placements, strict=True):
+                size = tensor_nbytes(placement.type, t.ne)
+                _write_tensor(file, _pool(placement.type, t.std, t.mean), t.name, size, bar.update)
+                file.write(bytes(align(size, alignment) - size))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _holds(path: Path, header: bytes, size: int) -> bool:
+    if not path.exists() or path.stat().st_size != size:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(header)) == header
+
+
+def _check_disk(path: Path, size: int) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+    except OSError as e:
+        raise HobbitError(f"{path.parent} cannot be used: {e.strerror}; choose another --folder") from e
+    if size + _FREE_BYTES > free:
+        raise HobbitError(
+            f"{path.name} takes {size / 1e9:.1f} GB and {path.parent} has {free / 1e9:.1f} GB left; "
+            "choose another --folder, or fewer --layers"
+        )
+
+
+@cache
+def _pool(kind: GgmlType, std: float, mean: float) -> np.ndarray:
+    """uint8 blocks of random values, reproducible from the arguments alone."""
+    rng = np.random.default_rng([_SEED, kind.id, zlib.crc32(f"{std} {mean}".encode())])
+    values = mean + std * rng.standard_normal((_POOL_ROWS, _ROW), np.float32)
+    importance = np.ones(_ROW, np.float32) if kind.wants_imatrix else None
+    return quantize(kind, values.astype(np.float32, copy=False), importance)
+
+
+def _write_tensor(
+    file: BinaryIO, pool: np.ndarray, name: str, size: int, progress: Callable[[int], object]
+) -> None:
+    row_bytes = pool.size // _POOL_ROWS
+    start = zlib.crc32(name.encode()) % _POOL_ROWS * row_bytes
+    left = size
+    while left:
+        piece = pool[start : start + left]
+        file.write(piece.data)
+        progress(piece.size)
+        left -= piece.size
+        start = 0
