@@ -141,22 +141,6 @@ def gsm8k_score(ask: Callable[[str], str], tasks: list[tuple[str, str]]) -> Scor
     return Score(len(tasks), sum(right))
 
 
-def asking(model: Hobbit, examples: list[tuple[str, str]], n_tokens: int) -> Callable[[str], str]:
-    """Answers of the model, after worked examples."""
-    turns: list[Any] = [
-        {"role": role, "content": text}
-        for example in examples
-        for role, text in zip(("user", "assistant"), example, strict=True)
-    ]
-
-    def ask(question: str) -> str:
-        messages = [*turns, {"role": "user", "content": question}]
-        answer = model.create_chat_completion(messages, max_tokens=n_tokens, temperature=0)
-        return answer["choices"][0]["message"]["content"] or ""
-
-    return ask
-
-
 def score(kind: str, model: Path, data: Path, settings: Mapping[str, Any], n_tasks: int) -> Score:
     """The score on at most n_tasks. Raises HobbitError."""
     if kind != "gsm8k":
@@ -165,5 +149,15 @@ def score(kind: str, model: Path, data: Path, settings: Mapping[str, Any], n_tas
     examples, rest = rows[:_SHOTS], rows[_SHOTS:][:n_tasks]
     if not rest:
         raise HobbitError(f"{data} has {len(rows)} questions, and the first {_SHOTS} are shown as examples")
+    roles = ("user", "assistant")
+    turns: list[Any] = [
+        {"role": role, "content": text} for each in examples for role, text in zip(roles, each, strict=True)
+    ]
     with Hobbit(model, n_ctx=_CONTEXT, verbose=False, **settings) as llm:
-        return gsm8k_score(asking(llm, examples, _ANSWER), rest)
+
+        def ask(question: str) -> str:
+            messages = [*turns, {"role": "user", "content": question}]
+            answer = llm.create_chat_completion(messages, max_tokens=_ANSWER, temperature=0)
+            return answer["choices"][0]["message"]["content"] or ""
+
+        return gsm8k_score(ask, rest)

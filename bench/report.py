@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,6 @@ from bench.analysis.listed import LISTED
 from bench.analysis.page import page
 from bench.analysis.part import Part, Run
 from bench.harness import system
-from bench.harness.system import option_parser
 from pyhobbit.cli.main import with_options
 from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import HobbitError
@@ -32,23 +31,28 @@ from pyhobbit.model.model_file import model_parts, opened_info, read_model_file
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.files import read_text, write_text
 from pyhobbit.quality.evaluate import perplexity
-from pyhobbit.settings.config import format_duration, format_size, parse_size
+from pyhobbit.settings.config import format_size, parse_size
 
-PARTS = (*routing.PARTS, *speed.PARTS, *quality.PARTS)
+PARTS: Mapping[str, Part] = {
+    "routing": routing.routing,
+    "answers": routing.answers,
+    "skipping": routing.skipping,
+    "prompts": speed.prompts,
+    "words": speed.words,
+    "systems": speed.systems,
+    "confidence": speed.confidence,
+    "prefetch": speed.prefetch,
+    "memory": speed.memory,
+    "beams": speed.beams,
+    "stock": speed.stock,
+    "rules": quality.rules,
+    "types": quality.types,
+    "tasks": quality.tasks,
+    "widths": quality.widths,
+}
+"""By name, the cheapest first."""
 _UNSEEN = "the engine does not see what it needs in this architecture"
-_TRIAL_TOKENS = 16
-
-
-def measured_costs(run: Run) -> dict[str, float]:
-    """Seconds of a token in a batch and alone, and of opening the model; its perplexity."""
-    start = time.perf_counter()
-    with run.evaluator() as evaluator:
-        (chunk, *_), opened = run.chunks(evaluator), time.perf_counter()
-        reference = evaluator.reference([chunk])
-        took, n_vocab = time.perf_counter() - opened, reference.shape[2]
-    found = {"open_s": opened - start, "batch_token_s": took / len(chunk)}
-    found["token_s"] = speed.decode(run, n_tokens=_TRIAL_TOKENS, t1=1.0).seconds / _TRIAL_TOKENS
-    return {**found, "perplexity": perplexity(reference, [chunk]), "n_vocab": n_vocab}
+_GUESS = "The perplexity is that of a guess: figures of quality say nothing about this model."
 
 
 def head_of(run: Run) -> dict[str, Any]:
@@ -97,19 +101,26 @@ class Lines:
             print(json.dumps(line), file=file)
 
 
-def run_part(run: Run, part: Part, left_s: float) -> dict[str, Any]:
-    """The part's line; not_run: why it made no figures."""
-    expected = part.estimate(run)
-    if expected > left_s:
-        left = format_duration(max(0, left_s))
-        why = f"it takes about {format_duration(expected)}, and {left} were left; give more --hours"
-        return {"part": part.name, "not_run": why}
-    _say(f"{part.name}: about {format_duration(expected)}, {format_duration(left_s)} left")
-    start = time.monotonic()
+def start(run: Run) -> dict[str, Any]:
+    """The first part's line: whether the model says anything about the text."""
+    with run.evaluator() as evaluator:
+        (chunk, *_) = run.chunks(evaluator)
+        reference = evaluator.reference([chunk])
+    found = {"perplexity": perplexity(reference, [chunk]), "n_vocab": reference.shape[2]}
+    is_guess = found["perplexity"] > 0.1 * found["n_vocab"]
+    return {"part": "start", "costs": found, "notes": [_GUESS] if is_guess else []}
+
+
+def run_part(run: Run, name: str, end: float) -> dict[str, Any]:
+    """The part's line; not_run: why it made no figures. end: of the time that is given for parts to begin."""
+    begun = time.monotonic()
+    if begun >= end:
+        return {"part": name, "not_run": "the time was over; give more --hours"}
+    _say(name)
     try:
-        return {"part": part.name, "figures": part.run(run), "seconds": round(time.monotonic() - start, 1)}
+        return {"part": name, "figures": PARTS[name](run), "seconds": round(time.monotonic() - begun, 1)}
     except HobbitError as error:
-        return {"part": part.name, "not_run": with_options(str(error))}
+        return {"part": name, "not_run": with_options(str(error))}
 
 
 def _say(what: str) -> None:
@@ -118,54 +129,47 @@ def _say(what: str) -> None:
 
 def write_page(head: Mapping[str, Any], by_part: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Raises HobbitError."""
-    reasons = {part.name: by_part.get(part.name, {"not_run": "not asked for yet"}) for part in PARTS}
+    reasons = {name: by_part.get(name, {"not_run": "not asked for yet"}) for name in PARTS}
     why = {
         name: reasons[part].get("not_run", _UNSEEN) if part else text for name, (part, text) in LISTED.items()
     }
     write_text(path, page(head, list(by_part.values()), why))
 
 
-def report(run: Run, hours: float, parts: Sequence[str] | None) -> Path:
+def report(run: Run, hours: float, parts: list[str]) -> Path:
     """Runs what the time allows; returns the page. Raises HobbitError."""
-    end = time.monotonic() + 3600 * hours
-    head, out = head_of(run), run.folder / "report.html"
+    end, head, out = time.monotonic() + 3600 * hours, head_of(run), run.folder / "report.html"
     lines = Lines(run.folder / "lines.jsonl", head)
     if not lines.is_done("start"):
-        costs = measured_costs(run)
-        notes = ["The perplexity is that of a guess: figures of quality say nothing about this model."]
-        is_guess = costs["perplexity"] > 0.1 * costs["n_vocab"]
-        lines.add({"part": "start", "costs": costs, "notes": notes if is_guess else []})
-    run.costs = lines.by_part["start"]["costs"]
-    asked = [part for part in PARTS if parts is None or part.name in parts]
-    for part in sorted(asked, key=lambda each: each.estimate(run)):
-        if not lines.is_done(part.name):
-            line = json.dumps(run_part(run, part, end - time.monotonic()), ensure_ascii=False)
-            lines.add(json.loads(line.replace(str(run.model), run.model.name)))  # to be sent
-            if why := lines.by_part[part.name].get("not_run"):
-                _say(f"{part.name}: not run, {why}")
-            write_page(head, lines.by_part, out)
+        lines.add(start(run))
+    for name in (name for name in PARTS if name in parts and not lines.is_done(name)):
+        line = json.dumps(run_part(run, name, end), ensure_ascii=False)
+        lines.add(json.loads(line.replace(str(run.model), run.model.name)))  # to be sent
+        if why := lines.by_part[name].get("not_run"):
+            _say(f"{name}: not run, {why}")
+        write_page(head, lines.by_part, out)
     write_page(head, lines.by_part, out)
     return out
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Reports; returns the exit status."""
-    parser = option_parser(__doc__)
+    parser = system.option_parser(__doc__)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
     add("--text", type=Path, required=True, metavar="FILE", help="text of the kind that you ask about")
     add("--tasks", type=Path, nargs="+", default=(), metavar="FILE", help="tasks: .jsonl, .txt, .csv, .bin")
     add("--n-tasks", type=int, default=200, metavar="N", help="most tasks of a file (default: %(default)s)")
     add("--memory", type=parse_size, metavar="SIZE", help="limit (default: a quarter of the experts)")
-    add("--hours", type=float, default=1.0, metavar="H", help="time for it (default: %(default)s)")
+    add("--hours", type=float, default=1.0, metavar="H", help="no part begins later (default: %(default)s)")
     add("--chunks", type=int, default=8, metavar="N", help="parts of 512 tokens (default: %(default)s)")
+    add("--reps", type=int, default=3, metavar="N", help="repetitions of speeds (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="computing threads (default: one per processor core)")
-    names = [part.name for part in PARTS]
-    add("--parts", nargs="+", choices=names, metavar="NAME", help=f"these alone: {', '.join(names)}")
+    add("--parts", nargs="+", choices=PARTS, default=[*PARTS], metavar="NAME", help=f"of {', '.join(PARTS)}")
     add("-o", "--output", type=Path, metavar="DIR", help="folder (default: MODEL-report)")
     args = parser.parse_args(arguments)
     try:
-        for name, n in (("--chunks", args.chunks), ("--n-tasks", args.n_tasks)):
+        for name, n in (("--chunks", args.chunks), ("--n-tasks", args.n_tasks), ("--reps", args.reps)):
             if n < 1:
                 raise HobbitError(f"{name} is {n}; it must be positive")
         check_model_file(args.model)
@@ -173,10 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = args.output or args.model.with_name(f"{args.model.stem}-report")
         folder.mkdir(parents=True, exist_ok=True)
         file, text = read_model_file(args.model, None), read_text(args.text)
-        run = Run(
-            args.model, text, file, folder, args.memory, args.tasks, args.chunks, args.threads, args.n_tasks
-        )
-        print(report(run, args.hours, args.parts))
+        given = (args.memory, args.tasks, args.chunks, args.threads, args.n_tasks, args.reps)
+        print(report(Run(args.model, text, file, folder, *given), args.hours, args.parts))
     except HobbitError as e:
         print(f"report: {with_options(str(e))}", file=sys.stderr)
         return 1

@@ -8,20 +8,16 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bench.analysis.part import Figure
+from bench.analysis.page import section
 from bench.harness.system import option_parser
-from bench.harness.table import markdown
 from bench.report import write_page
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import read_text
 
-_MOST = 8  # points of a plot
 _INTRODUCTION = """# Results
 
 Reports of `python bench/report.py MODEL --text FILE` on models and machines, one file of lines each. To add
@@ -31,8 +27,7 @@ and make this page again:
     python -m bench.results docs/results/*.jsonl > docs/results/README.md
 
 `--html DIR` writes the pages with all plots; this one has up to eight points of each.
-[bench/README.md](../../bench/README.md#the-report) has the format.
-"""
+[bench/README.md](../../bench/README.md#the-report) has the format."""
 
 
 def read_lines(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -44,45 +39,6 @@ def read_lines(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     except (ValueError, KeyError, TypeError) as error:
         raise HobbitError(f"{path} holds no lines of bench/report.py: {error!r}") from error
     return head, by_part
-
-
-def section(head: Mapping[str, Any], by_part: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of one report's section."""
-    yield f"## {head['model']}, {head['cpu']}, {head['memory']}"
-    yield from ("", *markdown([{"what": name, "value": _text(value)} for name, value in head.items()]))
-    for line in by_part.values():
-        yield from (text for note in line.get("notes", ()) for text in ("", f"**{note}**"))
-        yield from (text for figure in line.get("figures", ()) for text in _figure(figure))
-        if "not_run" in line:
-            yield from ("", f"Not run: {line['part']}, {line['not_run']}.")
-    times = [f"{name} {line['seconds']:g}" for name, line in by_part.items() if line.get("seconds")]
-    yield from ("", f"Seconds of the parts: {', '.join(times)}.") if times else ()
-
-
-def _figure(figure: Figure) -> Iterator[str]:
-    theirs = f" In the paper: {figure['theirs']}." if figure["theirs"] else ""
-    yield from ("", f"**{', '.join(figure['papers'])}**: {figure['title']}.{theirs}")
-    columns = {name: None for row in _rows(figure) for name in row}
-    rows = [{name: _text(row.get(name)) for name in columns} for row in _rows(figure)]
-    yield from ("", *markdown(rows)) if rows else ()
-
-
-def _rows(figure: Figure) -> list[Mapping[str, Any]]:
-    """A table's own rows; of lines and bars one for each series."""
-    if figure["kind"] == "table":
-        return list(figure["rows"])
-    if "series" not in figure:
-        return []
-    places = np.unique(np.linspace(0, len(figure["x"]) - 1, _MOST).round().astype(int)).tolist()
-    x, label = figure["x"], figure.get("x_label", "")
-    return [
-        {label: name, **{_text(x[i]): values[i] for i in places}} for name, values in figure["series"].items()
-    ]
-
-
-def _text(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HobbitError as error:
         print(f"results: {error}", file=sys.stderr)
         return 1
-    print("\n".join([_INTRODUCTION.rstrip(), *sections]))
+    print("\n".join([_INTRODUCTION, *sections]))
     return 0
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""HOBBIT's (arXiv 2411.01433) observations of Mixture-of-Experts models, computed from the routing of a run.
+"""Observations of Mixture-of-Experts models, computed from the routing of a run.
 
-Pure: arrays in, arrays out. T tokens in the order of the run, L layers with routed experts, K experts used
-per token as the router ranked them, E experts of a layer, D values of the router's input.
+Pure: arrays in, arrays out. T tokens in the order of the run, S sequences, L layers with routed experts, K
+experts used per token as the router ranked them, E experts of a layer, D values of the router's input.
+Figures without a name of a paper are HOBBIT's (arXiv 2411.01433).
 """
 
-from dataclasses import dataclass
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,10 +17,6 @@ from pyhobbit.routing.rules import FLOAT, HIGH
 MAX_AHEAD = 4
 """Layers that a prediction looks ahead at most."""
 
-#
-# importance (Fig. 5)
-#
-
 
 def importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, float]:
     """How well |G| stands for |G E(x)|: Pearson's r by layer and overall (Fig. 5a).
@@ -27,20 +24,20 @@ def importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarra
     The former is [L], NaN where a value does not vary, the latter of values divided by their layer's mean, as
     magnitudes grow with depth.  weights, output_norms: [T, L, K].
     """
-    gate, contribution = relative_importance(weights, output_norms)
-    layers = zip(gate.swapaxes(0, 1), contribution.swapaxes(0, 1), strict=True)
-    return np.array([_pearson(*layer) for layer in layers]), _pearson(gate, contribution)
+    gate, output = relative_importance(weights, output_norms)
+    of_layers = [_pearson(*layer) for layer in zip(gate.swapaxes(0, 1), output.swapaxes(0, 1), strict=True)]
+    return np.array(of_layers), _pearson(gate, output)
 
 
 def relative_importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """|G| and |G E(x)|, each divided by its layer's mean: two of [T, L, K]."""
     gate = np.where(np.isnan(output_norms), np.nan, np.abs(weights.astype(FLOAT)))  # NaN: not used
-    return _by_layer_mean(gate), _by_layer_mean(gate * output_norms)
-
-
-def _by_layer_mean(values: np.ndarray) -> np.ndarray:
-    mean = np.nanmean(values, axis=(0, 2), keepdims=True)
-    return np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
+    means = [np.nanmean(values, axis=(0, 2), keepdims=True) for values in (gate, gate * output_norms)]
+    first, second = (
+        np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
+        for values, mean in zip((gate, gate * output_norms), means, strict=True)
+    )
+    return first, second
 
 
 def _pearson(a: np.ndarray, b: np.ndarray) -> float:
@@ -49,13 +46,8 @@ def _pearson(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.corrcoef(a[known], b[known])[0, 1])
 
 
-#
-# looking ahead (Fig. 7)
-#
-
-
 def similarity(inputs: np.ndarray) -> np.ndarray:
-    """Mean cosine of the router inputs [T, L, D] of layers l and l + d: [MAX_AHEAD, L], row d - 1."""
+    """Mean cosine of router inputs [T, L, D] of layers l and l + d (Fig. 7a): [MAX_AHEAD, L], row d - 1."""
     norms = np.linalg.norm(inputs, axis=2, keepdims=True)
     units = np.divide(inputs, norms, out=np.zeros_like(inputs), where=norms > 0)
     result = np.full((MAX_AHEAD, inputs.shape[1]), np.nan)
@@ -64,8 +56,7 @@ def similarity(inputs: np.ndarray) -> np.ndarray:
     return result
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """How well the router of layer l + d, given the input of layer l, predicts that layer's choice (Fig. 7b).
 
     top1, top_k: [MAX_AHEAD, L], row d - 1, NaN past the last layer.  top1: share of tokens whose best expert
@@ -81,14 +72,11 @@ class Prediction:
 
 def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> Prediction:
     """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer."""
-    n_layers = experts.shape[1]
     n_experts = max(len(router.weight) for router in routers)
-    top1 = np.full((MAX_AHEAD, n_layers), np.nan)
-    top_k = top1.copy()
-    for ahead, layer in _looks(n_layers):
-        router = routers[layer + ahead]
+    top1, top_k = (np.full((MAX_AHEAD, experts.shape[1]), np.nan) for _ in range(2))
+    for ahead, layer in _looks(experts.shape[1]):
         chosen = _used(experts, layer + ahead)
-        predicted = router.choose(inputs[:, layer], chosen.shape[1])
+        predicted = routers[layer + ahead].choose(inputs[:, layer], chosen.shape[1])
         top1[ahead - 1, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
         top_k[ahead - 1, layer] = _overlap(chosen, predicted).mean()
     return Prediction(top1, top_k, 1 / n_experts, (experts >= 0).sum() / experts[:, :, 0].size / n_experts)
@@ -117,13 +105,7 @@ def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     return (chosen[:, :, None] == predicted[:, None, :]).any(axis=2)
 
 
-#
-# use of experts (Fig. 10, 11)
-#
-
-
-@dataclass(frozen=True)
-class Reuse:
+class Reuse(NamedTuple):
     """Use of a token's experts by the next token of its sequence (Fig. 10a): [L].
 
     top1, any_: shares of such pairs in which its best expert is used again, and at least one of its experts.
@@ -142,12 +124,11 @@ def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
     now, following = experts[pairs], experts[pairs + 1]
     again = [_overlap(_used(now, layer), _used(following, layer)) for layer in range(experts.shape[1])]
     n_used = [of.shape[1] for of in again]
-    return Reuse(
-        top1=np.array([of[:, 0].mean() for of in again]),
-        any_=np.array([of.any(axis=1).mean() for of in again]),
-        chance_top1=float(np.mean(n_used)) / n_experts,
-        chance_any=1 - float(np.mean([comb(n_experts - k, k) / comb(n_experts, k) for k in n_used])),
-    )
+    none = np.mean([comb(n_experts - k, k) / comb(n_experts, k) for k in n_used])
+    top1, any_ = (np.array([of.mean() for of in each]) for each in (
+        [of[:, 0] for of in again], [of.any(axis=1) for of in again]
+    ))  # fmt: skip
+    return Reuse(top1, any_, float(np.mean(n_used)) / n_experts, 1 - float(none))
 
 
 def preference(
@@ -161,10 +142,22 @@ def preference(
     experts: [T, L, K]; sequences: [T].
     """
     dealt = np.random.default_rng(0).permutation(sequences)
-    frequency = _frequency(experts, sequences, n_experts)
-    by_chance = _frequency(experts, dealt, n_experts)
-    overall = _frequency(experts, np.zeros_like(sequences), n_experts)
-    return frequency, _distance(frequency, overall), _distance(by_chance, overall)
+    frequency, by_chance, overall = (
+        _frequency(experts, each, n_experts) for each in (sequences, dealt, np.zeros_like(sequences))
+    )
+    distance, chance = (np.abs(of - overall).sum(axis=2).mean(axis=0) / 2 for of in (frequency, by_chance))
+    return frequency, distance, chance
+
+
+def _frequency(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
+    order = list(dict.fromkeys(sequences.tolist()))
+    uses = np.stack([uses_of(experts[sequences == each], n_experts) for each in order])
+    return uses / uses.sum(axis=2, keepdims=True)
+
+
+def uses_of(experts: np.ndarray, n_experts: int) -> np.ndarray:
+    """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
+    return np.stack([np.bincount(of[of >= 0], minlength=n_experts) for of in experts.swapaxes(0, 1)])
 
 
 def alike(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -182,22 +175,6 @@ def path_shares(experts: np.ndarray) -> np.ndarray:
     return np.sort(counts)[::-1] / len(experts)
 
 
-def _frequency(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
-    _, first, number = np.unique(sequences, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))[number]
-    uses = np.stack([uses_of(experts[rank == i], n_experts) for i in range(len(first))])
-    return uses / uses.sum(axis=2, keepdims=True)
-
-
-def _distance(frequency: np.ndarray, overall: np.ndarray) -> np.ndarray:
-    return np.abs(frequency - overall).sum(axis=2).mean(axis=0) / 2
-
-
-def uses_of(experts: np.ndarray, n_experts: int) -> np.ndarray:
-    """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
-    return np.stack([np.bincount(of[of >= 0], minlength=n_experts) for of in experts.swapaxes(0, 1)])
-
-
 def high_use(
     experts: np.ndarray, precisions: np.ndarray, n_experts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -210,11 +187,6 @@ def high_use(
     by_layer = zip(uses, high, strict=True)  # all pairs of many experts at once take much memory
     differs = [np.mean((u[first] - u[second]) * (h[first] - h[second]) < 0) for u, h in by_layer]
     return uses, high, np.array(differs)
-
-
-#
-# cost (Fig. 3b)
-#
 
 
 def threshold_for_share(scores: np.ndarray, share: float) -> float:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One part of the report: what it takes, and the figures that come of it, as values for JSON."""
+"""One part of the report: the figures that come of it, as values for JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ SHARE = 0.25
 """Share of the experts in high precision that the pools hold where no memory is given."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """A model and a text. memory: bytes, None for pools of SHARE.  tasks: files with tasks.
 
-    n_chunks: parts of the text.  costs: seconds of a token in a batch and alone, and of opening the model, as
-    the first part found them.
+    n_chunks: parts of the text.  reps: repetitions of what is timed.
     """
 
     model: Path
@@ -42,7 +41,7 @@ class Run:
     n_chunks: int = 8
     n_threads: int | None = None
     n_tasks: int = 200
-    costs: Mapping[str, float] = field(default_factory=dict)
+    reps: int = 3
 
     @property
     def expert_bytes(self) -> int:
@@ -82,6 +81,10 @@ class Run:
             raise HobbitError(f"the model has no low tier: pyhobbit convert --sidecar {self.model} adds one")
 
 
+Part = Callable[[Run], list[Figure]]
+"""Makes its figures; the report calls it by its name. Raises HobbitError where it cannot."""
+
+
 def calibrated(model: Path) -> dict[str, dict[str, str]]:
     """Settings of each rule whose numbers a calibration has, by what they are called."""
     if not calibration_path(model).exists():
@@ -89,29 +92,6 @@ def calibrated(model: Path) -> dict[str, dict[str, str]]:
     gate = ["gate"] if resolved(model, {"hobbit.rule": "gate"}, "t1") < 1 else []
     rules = dict.fromkeys([*gate, resolved(model, {}, "rule")])
     return {f"calibrated, {NAMES[rule]}": {"rule": rule} for rule in rules}
-
-
-Seconds = Callable[[Run], float]
-
-
-@dataclass(frozen=True)
-class Part:
-    """name: of its line.  estimate: seconds.  run: makes the figures."""
-
-    name: str
-    estimate: Seconds
-    run: Callable[[Run], list[Figure]]
-
-
-def seconds(in_batches: float = 0, alone: float = 0, opened: float = 1) -> Seconds:
-    """An estimate from numbers of tokens; in_batches: per chunk of the run, of 512 tokens."""
-
-    def estimate(run: Run) -> float:
-        batches = in_batches * run.n_chunks * EvaluationConfig.default_n_ctx
-        costs = run.costs
-        return opened * costs["open_s"] + batches * costs["batch_token_s"] + alone * costs["token_s"]
-
-    return estimate
 
 
 def plain(value: Any) -> Any:

@@ -6,14 +6,14 @@ Numbers and costs are fitted on the first half of the text's parts and measured 
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from bench import accuracy
 from bench.analysis.figures import threshold_for_share
-from bench.analysis.part import NAMES, Figure, Part, Run, figure, seconds, table
+from bench.analysis.part import NAMES, Figure, Run, figure, table
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import HobbitError
@@ -21,7 +21,7 @@ from pyhobbit.model.quantize import type_by_name
 from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import CostRuns, static_costs
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality
-from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials, cheapest_by_gate, cheapest_by_price
+from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.routing.observe import observed
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
@@ -31,7 +31,8 @@ TYPES = ("q8_0", "q6_k", "q5_k", "q4_0", "q3_k", "q2_k")
 
 
 @contextlib.contextmanager
-def _evaluators(run: Run, rules: Sequence[str]) -> Iterator[dict[str, Evaluator]]:
+def _evaluators(run: Run, *rules: str) -> Iterator[dict[str, Evaluator]]:
+    run.need_low()
     with contextlib.ExitStack() as stack:
         yield {rule: stack.enter_context(run.evaluator(rule)) for rule in rules}
 
@@ -81,46 +82,42 @@ class _Fitted:
 
 def rules(run: Run) -> list[Figure]:
     """Bytes at equal divergence: gate and price, beside random choices and skipping."""
-    run.need_low()
-    rows = []
-    with _evaluators(run, ("gate", "price")) as opened, run.evaluator("random") as random:
+    with _evaluators(run, "gate", "price") as opened, run.evaluator("random") as random:
         gate = opened["gate"]
-        chunks, measured = _halves(run.chunks(gate))
-        reference, seen = profile(gate, measured)
+        chunks, kept = _halves(run.chunks(gate))
+        reference, seen = profile(gate, kept)
         scores = unimportance(observed(seen.weights))
-        high = gate.measure(measured, 1.0, 1.0, reference)
-        rows += [_row("all high", high), _row("all low", random.measure(measured, 0.0, 1.0, reference))]
-        rows.append(_row("HOBBIT's thresholds, 0.6 and 0.9", gate.measure(measured, 0.6, 0.9, reference)))
+        found = {
+            "all high": gate.measure(kept, 1.0, 1.0, reference),
+            "all low": random.measure(kept, 0.0, 1.0, reference),
+            "HOBBIT's thresholds, 0.6 and 0.9": gate.measure(kept, 0.6, 0.9, reference),
+        }
+        rows = [_row(name, quality) for name, quality in found.items()]
         fitted = _Fitted(run, opened, chunks)
         for bound in MAX_KL:
-            found = {rule: fitted.measured(rule, bound, measured, reference) for rule in opened}
-            rows += [_row(f"{NAMES[rule]}, KL at most {bound:g}", quality) for rule, quality in found.items()]
-            share = found["gate"].bytes_per_token / high.bytes_per_token
+            fits = {rule: fitted.measured(rule, bound, kept, reference) for rule in opened}
+            rows += [_row(f"{NAMES[rule]}, KL at most {bound:g}", quality) for rule, quality in fits.items()]
+            share = fits["gate"].bytes_per_token / found["all high"].bytes_per_token
             high_bytes, low_bytes = gate.info.mean_expert_bytes
-            low = low_bytes / high_bytes
-            at_bytes = max(0.0, (share - low) / (1 - low))
+            at_bytes = max(0.0, (share - low_bytes / high_bytes) / (1 - low_bytes / high_bytes))
             t = threshold_for_share(scores, 1 - share)
-            rows.append(_row("- random, at gate's bytes", random.measure(measured, at_bytes, 1.0, reference)))
-            rows.append(_row("- skipping, at gate's bytes", gate.measure(measured, t, t, reference)))
+            rows.append(_row("- random, at gate's bytes", random.measure(kept, at_bytes, 1.0, reference)))
+            rows.append(_row("- skipping, at gate's bytes", gate.measure(kept, t, t, reference)))
     return [table("Precision rules", "bytes at equal divergence", rows)]  # Table 3 is accuracy: tasks
 
 
 def widths(run: Run) -> list[Figure]:
     """Each expert alone in low precision, and the widths that follow for each bound."""
-    run.need_low()
-    with _evaluators(run, ("gate", "edgemoe")) as opened:
-        chunks, measured = _halves(run.chunks(opened["gate"]))
+    with _evaluators(run, "gate", "edgemoe") as opened:
+        chunks, kept = _halves(run.chunks(opened["gate"]))
         fitted = _Fitted(run, opened, chunks)
-        reference = opened["gate"].reference(measured)
-        rows = []
-        for bound in MAX_KL:
-            quality = fitted.measured("edgemoe", bound, measured, reference)
-            rows.append(_row(f"{NAMES['edgemoe']}, KL at most {bound:g}", quality))
+        reference = opened["gate"].reference(kept)
+        found = {bound: fitted.measured("edgemoe", bound, kept, reference) for bound in MAX_KL}
         low = np.reshape(fitted.costs["edgemoe"].low, (opened["gate"].info.n_layers, -1))
+    rows = [_row(f"{NAMES['edgemoe']}, KL at most {bound:g}", quality) for bound, quality in found.items()]
     title = "divergence with one expert alone in low precision, nats"
-    axes = {"x_label": "expert", "y_label": "layer"}
     return [
-        figure("map", "EdgeMoE Fig. 7a", title, values=low, **axes),
+        figure("map", "EdgeMoE Fig. 7a", title, values=low, x_label="expert", y_label="layer"),
         table("EdgeMoE Fig. 17", "widths by the loss that is allowed", rows),
     ]
 
@@ -134,31 +131,27 @@ def types(run: Run) -> list[Figure]:
     smaller = [each for each in map(type_by_name, TYPES) if each.bits_per_weight < high.bits_per_weight]
     if not smaller:
         raise HobbitError(f"the experts have {high.bits_per_weight:.3g} bits, and no usual type has fewer")
-    own = _Type("keep", 0.0, run.expert_bytes)
-    found, rows = [own], []
+    found, rows = {"keep": (0.0, run.expert_bytes)}, []
     for each in smaller:
         quality, n_bytes = _all_in(run, each.name)
-        found.append(_Type(each.name, quality.mean_kl, n_bytes))
-        row = {"experts in": each.name, "of the model's bytes": n_bytes / own.n_bytes}
+        found[each.name] = (quality.mean_kl, n_bytes)
+        row = {"experts in": each.name, "of the model's bytes": n_bytes / run.expert_bytes}
         row |= {"mean KL": quality.mean_kl, "ratio": quality.perplexity_ratio}
         rows.append({**row, "same top-1": quality.same_top1})
     pairs = []
     for bound in MAX_KL:
-        within = min((each for each in found if each.mean_kl <= bound), key=lambda each: each.n_bytes)
-        beyond = [each for each in found if each.n_bytes < within.n_bytes]
-        low = max(beyond, key=lambda each: each.n_bytes).name if beyond else None
-        options = f"--high {within.name}" + (f" --low {low}" if low else ": all experts in it keep the limit")
-        pairs.append({"KL at most": bound, "pyhobbit convert": options})
+        n_bytes, within = min(
+            (n_bytes, name) for name, (mean_kl, n_bytes) in found.items() if mean_kl <= bound
+        )
+        beyond = [(n, name) for name, (_, n) in found.items() if n < n_bytes]
+        options = f"--low {max(beyond)[1]}" if beyond else ": all experts in it keep the limit"
+        pairs.append(
+            {"KL at most": bound, "pyhobbit convert": f"--high {within} {options}".replace(" :", ":")}
+        )
     return [
         table("EdgeMoE Fig. 6", "all experts in one smaller type", rows),
         table("EdgeMoE Fig. 6", "two types for each limit: the calibration then chooses by expert", pairs),
     ]
-
-
-class _Type(NamedTuple):
-    name: str
-    mean_kl: float
-    n_bytes: int
 
 
 def _all_in(run: Run, name: str) -> tuple[Quality, int]:
@@ -203,33 +196,3 @@ def tasks(run: Run) -> list[Figure]:
     rows += [{"setting": f"left out: {sentence}"} for sentence in missing]
     papers = "HOBBIT Table 3, MoBiLE Table II, DAOP Table V, DAOP Table VI"
     return [table(papers, "right answers", rows)]
-
-
-def _per_expert(run: Run) -> float:
-    n_experts = len(run.file.n_used) * run.file.n_experts
-    return seconds(in_batches=(n_experts + 30) / 2)(run)
-
-
-def _tasks_seconds(run: Run) -> float:
-    """Counts 100 tokens in batches for a choice, and 200 alone for an answer of GSM8K."""
-    alone = sum(200 if accuracy.kind_of(path) == "gsm8k" else 0 for path in run.tasks)
-    per_task = alone * run.costs["token_s"] + 400 * len(run.tasks) * run.costs["batch_token_s"]
-    return 8 * run.n_tasks * per_task
-
-
-def _rules_seconds(run: Run) -> float:
-    n_passes = 2 * len(run.file.n_used) + len(MAX_KL) * (2 * TYPICAL_TRIALS["gate"] + 6)
-    return seconds(in_batches=n_passes / 2)(run)
-
-
-def _types_seconds(run: Run) -> float:
-    """The conversion makes 25 MB/s at least."""
-    return seconds(in_batches=2 * len(TYPES), opened=len(TYPES))(run) + run.expert_bytes * len(TYPES) / 25e6
-
-
-PARTS = (
-    Part("rules", _rules_seconds, rules),
-    Part("tasks", _tasks_seconds, tasks),
-    Part("widths", _per_expert, widths),
-    Part("types", _types_seconds, types),
-)

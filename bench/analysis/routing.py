@@ -2,17 +2,18 @@
 """Parts that follow from a model's routing of a text: similarity, predictions, uses, policies, skipping."""
 
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import median
+from timeit import repeat
 from typing import Any
 
 import numpy as np
 
 from bench.analysis import figures
-from bench.analysis.part import Figure, Part, Run, by_layer, figure, seconds, table
+from bench.analysis.part import Figure, Run, by_layer, figure, table
 from pyhobbit.engine.engine import Engine
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.router import Router
@@ -51,22 +52,17 @@ def routing(run: Run) -> list[Figure]:
             reference = evaluator.reference(chunks)
     seen = recorder.observations()
     blocks = [run.file.blocks[layer] for layer in seen.layers]
-    confident = evaluate.confident_share(reference, CONFIDENT)
-    found = [_text_table(run, seen, evaluate.perplexity(reference, chunks), confident)]
-    for each in (_gates, _uses, _policies):
-        found += each(run, seen, blocks)
-    return found + list(_ahead(seen, blocks, run.file.routers(blocks)))
-
-
-def _text_table(run: Run, seen: Observations, perplexity: float, confident: float) -> Figure:
     values = {
         "tokens": len(seen.sequences),
-        "perplexity, all high": perplexity,
-        f"tokens whose best probability is above {CONFIDENT}": confident,
+        "perplexity, all high": evaluate.perplexity(reference, chunks),
+        f"tokens whose best probability is above {CONFIDENT}": evaluate.confident_share(reference, CONFIDENT),
         "experts of a token, and of a layer": f"{seen.experts.shape[2]} of {run.file.n_experts}",
     }
     rows = [{"what": name, "value": value} for name, value in values.items()]
-    return table("The text", "what the model makes of it", rows)
+    found = [table("The text", "what the model makes of it", rows)]
+    for each in (_gates, _uses, _policies):
+        found += each(run, seen, blocks)
+    return found + list(_ahead(seen, blocks, run.file.routers(blocks)))
 
 
 def _gates(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
@@ -224,19 +220,13 @@ def _stacked(inputs: np.ndarray, routers: list[Router]) -> Figure:
     weights = [np.ascontiguousarray(each.weight, np.float32) for each in routers]
     rows = []
     for p in range(1, min(figures.MAX_AHEAD, len(weights)) + 1):
-        alone, stacked = weights[:p], np.concatenate(weights[:p])
-        times = [_microseconds(lambda m=m: [each @ token for each in m]) for m in (alone, [stacked])]
-        rows.append({"routers": p, "one by one, us": times[0], "stacked, us": times[1]})
+        work = {"one by one, us": weights[:p], "stacked, us": [np.concatenate(weights[:p])]}
+        row: dict[str, float] = {"routers": p}
+        for name, of in work.items():
+            given = {"of": of, "token": token}
+            row[name] = 1e6 * median(repeat("for m in of: m @ token", number=1, repeat=200, globals=given))
+        rows.append(row)
     return table("HOBBIT Fig. 17a", "routers of p layers, in numpy", rows)
-
-
-def _microseconds(work: Any) -> float:
-    times = []
-    for _ in range(200):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)) * 1e6
 
 
 def skipping(run: Run) -> list[Figure]:
@@ -285,10 +275,3 @@ def answers(run: Run) -> list[Figure]:
     title = f"Eq. 1: prompt and answer use experts alike, mean cosine {np.nanmean(mean):.3f} over "
     title += f"{len(cosines)} answers of up to {_ANSWER} tokens"
     return [by_layer("DAOP Table II", title, list(range(found.n_layers)), {"cosine": mean})]
-
-
-PARTS = (
-    Part("routing", seconds(in_batches=1.5), routing),
-    Part("answers", seconds(alone=_N_PROMPTS * (_ANSWER + 20)), answers),
-    Part("skipping", seconds(in_batches=1 + 2 * len(_SHARES)), skipping),
-)

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Parts that decode the text token by token under the memory: speed and quality of each configuration."""
+"""Parts that decode the text token by token under the memory: speed and quality of each configuration.
+
+Each arm runs in a process of its own, in turn with the others, and is warm before its tokens count.
+"""
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from bench import compare
-from bench.analysis.part import SHARE, Figure, Part, Run, calibrated, figure, seconds, table
+from bench.analysis.part import SHARE, Figure, Run, calibrated, figure, table
 from bench.harness import runner
 from bench.harness.arms import BY_NAME
 from bench.harness.table import Results
@@ -24,12 +30,14 @@ from pyhobbit.settings.config import SamplingConfig
 from pyhobbit.settings.papers import settings_of
 from pyhobbit.settings.resolve import resolved
 
-_PROMPT, _DECODED, _MARGIN = 64, 96, 8  # tokens
+_PROMPT, _WARM_UP, _DECODED, _MARGIN = 64, 128, 96, 8  # tokens; a trial of prefetch takes up to 96
 _PROMPTS = (512, 1024, 2048, 4096)
 _OF_WORDS = 384  # tokens
 _BEAMS = (4, 8, 12)
 _BEAM_TOKENS = 64
 _HIGH: Mapping[str, Any] = {"rule": "gate", "t1": 1.0}
+_LRU: Mapping[str, Any] = {**_HIGH, "policy": "lru", "prefetch": 0}
+Arms = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -41,72 +49,93 @@ class Decoded:
     seconds: float
     stats: CacheStats
 
-    def row(self, name: str, reference: "Decoded | None" = None) -> dict[str, Any]:
-        """Figures by name."""
-        n, stats = len(self.targets), self.stats
-        hits = stats.hits_high + stats.hits_low
-        misses = stats.misses_high + stats.misses_low
-        against = compared((reference or self).logits, self.logits, self.targets)
-        return {
-            "configuration": name,
-            "token/s": n / self.seconds,
-            "waiting for the disk": stats.stall_s / self.seconds,
-            "hits": hits / max(1, hits + misses),
-            "MB/token": stats.bytes_read / n / 1e6,
-            "computed twice": stats.tokens_repeated / n,
-            "high / low / skipped": _mix(stats),
-            "predicted right": stats.predicted_right / stats.predicted if stats.predicted else None,
-            "KL divergence": float(np.mean(against.divergence)),
-            "perplexity": float(np.exp(np.mean(against.surprise))),
-        }
 
-
-def _mix(stats: CacheStats) -> str:
-    parts = (stats.selections_high, stats.selections_low, stats.selections_skipped)
-    return " / ".join(f"{part / stats.selections:.0%}" for part in parts)
-
-
-def decode(run: Run, share: float | None = None, n_tokens: int = _DECODED, **settings: Any) -> Decoded:
-    """Tokens of the text, one at a time after a prompt of others. Raises HobbitError."""
-    config = replace(run.engine(share, **settings), n_ctx=_PROMPT + n_tokens + 1)
+def decode(run: Run, share: float | None, n_tokens: int, settings: Mapping[str, Any]) -> Decoded:
+    """Tokens of the text, one at a time after others. Raises HobbitError."""
+    trained = run.file.key("context_length", _PROMPTS[-1])  # a small context leaves less to warm up
+    n_before = max(_PROMPT, min(_PROMPT + _WARM_UP, trained - n_tokens - 1))
+    config = replace(run.engine(share, **settings), n_ctx=n_before + n_tokens + 1)
     with Session(run.model, config.cache.settings(), one_sequence(config)) as session:
-        tokens = session.model.tokenize(run.text)[: _PROMPT + n_tokens + 1]
-        if len(tokens) <= _PROMPT + n_tokens:
-            raise HobbitError(f"the text has fewer than {_PROMPT + n_tokens} tokens; give a longer one")
+        tokens = session.model.tokenize(run.text)[: n_before + n_tokens + 1]
+        if len(tokens) <= n_before + n_tokens:
+            raise HobbitError(f"the text has fewer than {n_before + n_tokens} tokens; give a longer one")
         session.context.evaluate(tokens[:_PROMPT])
+        for token in tokens[_PROMPT:n_before]:
+            session.context.evaluate([token])
         before, spent, kept = session.cache.stats(), 0.0, []
-        for token in tokens[_PROMPT:-1]:
+        for token in tokens[n_before:-1]:
             start = time.perf_counter()
             session.context.evaluate([token])
             spent += time.perf_counter() - start
             kept.append(session.context.last_logits()[0].copy())
         stats = session.cache.stats().since(before)
-    return Decoded(np.array(kept), np.array(tokens[_PROMPT + 1 :]), spent, stats)
+    return Decoded(np.array(kept), np.array(tokens[n_before + 1 :]), spent, stats)
+
+
+def measured(
+    run: Run, arms: Arms, n_tokens: int = _DECODED, share: float | None = None
+) -> dict[str, list[Decoded] | HobbitError]:
+    """The repetitions of each arm, or why it cannot be."""
+    found: dict[str, list[Decoded] | HobbitError] = {}
+    spawned = get_context("spawn")
+    for _ in range(run.reps):
+        for name, settings in arms.items():
+            if isinstance(done := found.setdefault(name, []), HobbitError):
+                continue
+            own = 1.0 if "pools" in settings else share  # pools of its own are no part of the run's memory
+            try:
+                with ProcessPoolExecutor(1, spawned) as process:
+                    done.append(process.submit(decode, run, own, n_tokens, settings).result())
+            except HobbitError as error:
+                found[name] = error
+    return found
+
+
+def _row(name: str, done: list[Decoded], reference: Decoded) -> dict[str, Any]:
+    """Medians of the repetitions; the text's quality is that of the first."""
+
+    def middle(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return median(known) if known else None
+
+    n, stats = len(reference.targets), [each.stats for each in done]
+    hits = [(s.hits_high + s.hits_low, s.misses_high + s.misses_low) for s in stats]
+    mix = (stats[0].selections_high, stats[0].selections_low, stats[0].selections_skipped)
+    against = compared(reference.logits, done[0].logits, reference.targets)
+    speeds = [n / each.seconds for each in done]
+    return {
+        "configuration": name,
+        "token/s": median(speeds),
+        "least - most": f"{min(speeds):.4g} - {max(speeds):.4g}",
+        "waiting for the disk": middle([each.stats.stall_s / each.seconds for each in done]),
+        "hits": middle([n_hits / max(1, n_hits + n_misses) for n_hits, n_misses in hits]),
+        "MB/token": middle([s.bytes_read / n / 1e6 for s in stats]),
+        "computed twice": middle([s.tokens_repeated / n for s in stats]),
+        "high / low / skipped": " / ".join(f"{part / stats[0].selections:.0%}" for part in mix),
+        "predicted right": middle([s.predicted_right / s.predicted if s.predicted else None for s in stats]),
+        "KL divergence": float(np.mean(against.divergence)),
+        "perplexity": float(np.exp(np.mean(against.surprise))),
+    }
+
+
+def _table(run: Run, papers: str, title: str, arms: Arms, n_tokens: int = _DECODED) -> Figure:
+    """One row for each arm; the first one is all high. An arm that cannot be has its reason."""
+    found = measured(run, arms, n_tokens)
+    reference = next((each[0] for each in found.values() if isinstance(each, list)), None)
+    rows = [
+        _row(name, each, reference)
+        if isinstance(each, list) and reference
+        else {"configuration": f"{name}: not run, {each}"}
+        for name, each in found.items()
+    ]
+    return table(papers, title, rows)
 
 
 def no_cache(run: Run) -> dict[str, Any]:
     """Settings of demand loading: room for a token's experts of one layer."""
     shape = run.file.n_used
     expert = run.expert_bytes / (len(shape) * run.file.n_experts)
-    return {"pools": int((max(shape.values()) + 0.5) * expert), "policy": "lru", "prefetch": 0, **_HIGH}
-
-
-def _table(
-    run: Run, papers: str, title: str, arms: Mapping[str, Mapping[str, Any]], n_tokens: int = _DECODED
-) -> Figure:
-    """One row for each arm; the first one is all high. An arm that cannot be has its reason."""
-    rows: list[dict[str, Any]] = []
-    reference = None
-    for name, settings in arms.items():
-        try:
-            # pools of its own are no part of the run's memory
-            found = decode(run, 1.0 if "pools" in settings else None, n_tokens, **settings)
-        except HobbitError as error:
-            rows.append({"configuration": f"{name}: not run, {error}"})
-            continue
-        reference = reference or found
-        rows.append(found.row(name, reference))
-    return table(papers, title, rows)
+    return {**_LRU, "pools": int((max(shape.values()) + 0.5) * expert)}
 
 
 def paper(name: str, **given: Any) -> dict[str, Any]:
@@ -118,7 +147,7 @@ def systems(run: Run) -> list[Figure]:
     arms: dict[str, Mapping[str, Any]] = {
         "all high, our defaults": {**_HIGH, "policy": "echo"},
         "demand loading, no cache": no_cache(run),
-        "LRU, no prefetch": {**_HIGH, "policy": "lru", "prefetch": 0},
+        "LRU, no prefetch": _LRU,
         "HOBBIT": paper("hobbit"),
         "HOBBIT, all high": paper("hobbit", t1=1.0, t2=1.0),
         "MoBiLE": paper("mobile"),
@@ -148,12 +177,16 @@ def prefetch(run: Run) -> list[Figure]:
 
 def memory(run: Run) -> list[Figure]:
     shares = (0.1, 0.25, 0.5, 0.75)
-    arms = {"all high": _HIGH, "LRU, no prefetch": {**_HIGH, "policy": "lru", "prefetch": 0}}
-    if run.has_low:
-        arms["HOBBIT"] = paper("hobbit")
-    speeds = {
-        name: [_DECODED / decode(run, share, **own).seconds for share in shares] for name, own in arms.items()
+    arms = {
+        "all high": _HIGH,
+        "LRU, no prefetch": _LRU,
+        **({"HOBBIT": paper("hobbit")} if run.has_low else {}),
     }
+    speeds: dict[str, list[float | None]] = {name: [] for name in arms}
+    for share in shares:
+        for name, done in measured(run, arms, share=share).items():
+            known = [_DECODED / each.seconds for each in done] if isinstance(done, list) else None
+            speeds[name].append(median(known) if known else None)
     given = {"x": shares, "series": speeds, "x_label": "share of the experts in memory", "y_label": "token/s"}
     return [figure("lines", "EdgeMoE Fig. 16", "speed by memory", x_percent=True, **given)]
 
@@ -162,7 +195,7 @@ def confidence(run: Run) -> list[Figure]:
     arms: dict[str, Mapping[str, Any]] = {"big model": _HIGH, "big model, no cache": no_cache(run)}
     arms |= {f"gamma {gamma}": paper("mobile", confidence=gamma) for gamma in (0.0, 0.5, 0.7, 0.8)}
     # no path is that probable: all that is predicted is what the discarded pass chose
-    alone = decode(run, **paper("mobile", predictor="paths", prefetch_bar=1.0)).stats
+    alone = decode(run, None, _DECODED, paper("mobile", predictor="paths", prefetch_bar=1.0)).stats
     share = alone.predicted_right / alone.predicted if alone.predicted else None
     row = {"asked for by the discarded pass": alone.predicted, "right": share}
     return [
@@ -198,11 +231,9 @@ def beams(run: Run) -> list[Figure]:
                 list(engine.generate(run.text[:100], _BEAM_TOKENS, SamplingConfig(temp=0)))
             else:
                 engine.beam_search(run.text[:100], n, _BEAM_TOKENS)
-            took = time.perf_counter() - start
-            stats = engine.stats()
-            n_steps = max(1, stats.generated_tokens)
-        row = {"beams": n, "steps": n_steps, "step, s": took / n_steps}
-        rows.append(row | {"token/s of all beams": n * n_steps / took})
+            took, n_steps = time.perf_counter() - start, max(1, engine.stats().generated_tokens)
+        speed = n * n_steps / took
+        rows.append({"beams": n, "steps": n_steps, "step, s": took / n_steps, "token/s of all beams": speed})
     return [table("Twiddler Fig. 6", "beam search, up to 64 tokens", rows)]
 
 
@@ -210,7 +241,6 @@ def stock(run: Run) -> list[Figure]:
     """Speed beside unpatched llama.cpp, each in a memory cgroup."""
     n_bytes = sum(part.size for part in model_parts(run.model))
     bound = n_bytes - (1 - SHARE) * run.expert_bytes if run.memory is None else run.memory
-    share = min(1.0, bound / n_bytes)
     low = compare.own_low_tier(run.model)
     has_costs = low is not None and calibration_path(run.model).exists()
     t1, t2 = (resolved(run.model, {"hobbit.rule": "gate"}, name) for name in ("t1", "t2"))
@@ -219,13 +249,14 @@ def stock(run: Run) -> list[Figure]:
     config = runner.BenchConfig(
         run.model,
         arms=tuple(BY_NAME[name] for name in names),
-        limits=(share,),
+        limits=(min(1.0, bound / n_bytes),),
         low=low,
         t1=t1,
         t2=t2,
         has_costs=has_costs,
-        reps=1,
+        reps=run.reps,
         prompts=(16, 128),
+        n_warm_up=_WARM_UP,
         n_threads=run.n_threads,
     )
     results = Results(runner.run(config, lambda _record: None))
@@ -234,15 +265,3 @@ def stock(run: Run) -> list[Figure]:
         raise HobbitError(f"no arm ran under the limit: {results.errors()[0]}")
     rows += [{"memory": error} for error in results.errors()]
     return [table("HOBBIT Fig. 14, HOBBIT Fig. 16", "beside llama.cpp under one limit, random tokens", rows)]
-
-
-PARTS = (
-    Part("prompts", seconds(in_batches=1.9, opened=4), prompts),
-    Part("words", seconds(alone=6 * _OF_WORDS, opened=7), words),
-    Part("systems", seconds(alone=14 * _DECODED, opened=10), systems),
-    Part("confidence", seconds(alone=10 * _DECODED, opened=7), confidence),
-    Part("prefetch", seconds(alone=10 * _DECODED, opened=10), prefetch),
-    Part("memory", seconds(alone=14 * _DECODED, opened=12), memory),
-    Part("beams", seconds(alone=(1 + 2 + 3 + 4) * _BEAM_TOKENS, opened=4), beams),
-    Part("stock", seconds(alone=6 * 400, opened=5), stock),
-)

@@ -49,7 +49,8 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "**EdgeMoE Fig. 7a**: heat. In the paper: one expert in INT2" in page
     assert page.endswith("\n\nNot run: tasks, no tasks were given.\n\nSeconds of the parts: routing 1.\n")
     html = (tmp_path / "pages" / "b.html").read_text("utf-8")
-    assert "EdgeMoE Fig. 7a: heat" in html
+    assert "**EdgeMoE Fig. 7a**: heat" in html
+    assert html.count("<img src='data:image/svg+xml;base64,") == 2
     assert "not run: no tasks were given" in html
 
 
