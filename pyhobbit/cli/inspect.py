@@ -16,7 +16,7 @@ from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rp
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
-from pyhobbit.model.other_programs import is_moe
+from pyhobbit.model.other_programs import moe_form
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 from pyhobbit.settings.table import OPTIONS
 
@@ -87,7 +87,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.settings.resolve import resolved
 
     check_model_file(path)
-    if not is_moe(path):
+    if moe_form(path) is None:
         _inspect_dense(path, config, args.json)
         return
     cache = config.cache
