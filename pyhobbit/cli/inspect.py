@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
+from pyhobbit.model.file_names import is_model_file
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
 from pyhobbit.model.other_programs import moe_form
@@ -87,7 +88,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.settings.resolve import resolved
 
     check_model_file(path)
-    if moe_form(path) is None:
+    if is_model_file(path) and moe_form(path) is None:
         _inspect_dense(path, config, args.json)
         return
     cache = config.cache

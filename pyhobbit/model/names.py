@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import (
     CALIBRATION,
+    SIDECAR_TYPE,
     in_pieces,
     is_gguf,
     is_model_name,
@@ -91,7 +92,9 @@ def check_model_file(path: Path) -> None:
         raise HobbitError(f"{path} holds only settings of {model}; give that file")
     if is_other(head):
         uses = "a projector for --mmproj or an importance matrix for convert --imatrix"
-        raise HobbitError(f"{path} is no model but comes with one, like {uses}; give the model")
+        is_sidecar = SIDECAR_TYPE in head
+        what = "holds only further tiers of one" if is_sidecar else f"comes with one, like {uses}"
+        raise HobbitError(f"{path} is no model but {what}; give the model")
 
 
 def suggestion(folder: Path, name: str = "") -> str:

@@ -14,7 +14,7 @@ import pytest
 from conftest import RunPyhobbit
 from fake_hub import Hub, serving
 
-from pyhobbit.cli.model_folder import find_models
+from pyhobbit.cli.several_models import find_models
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.read import read_model
