@@ -6,7 +6,7 @@
 //
 //     backend-ops [DEVICE]     the device that holds the pools; default: the CPU
 #include "backend/ggml-hobbit.h"
-#include "device/compute-device.h"
+#include "device/device-traits.h"
 #include "fixtures/temp-dir.h"
 #include "ggml-backend-impl.h"
 #include "ggml-cpp.h"

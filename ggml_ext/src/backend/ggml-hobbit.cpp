@@ -4,7 +4,7 @@
 #include "backend/claimed-operations.h"
 #include "backend/split-runner.h"
 #include "base/ggml-layout.h"
-#include "base/last-error.h"
+#include "base/status.h"
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "graph/inner-graph.h"

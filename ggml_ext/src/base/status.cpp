@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "base/status.h"
 
+#include "base/thread-annotations.h"
+#include "hobbit.h"
+
 #include <cstdarg>
 #include <cstdio>
 #include <new>
@@ -54,4 +57,32 @@ std::string format_size(double bytes) {
     return format("%.1f KiB", bytes / 1024.0);
 }
 
+static mutex               g_error_mutex;
+static std::string g_error GUARDED_BY(g_error_mutex);
+
+void set_last_error(const std::string & message) {
+    mutex_lock lock(g_error_mutex);
+    g_error = message;
+}
+
+bool report(const char * message, char * err, size_t err_size) noexcept {
+    snprintf(err, err_size, "%s", message);
+    try {
+        set_last_error(message);
+    } catch (const std::exception &) {
+        // the caller has it
+    }
+    return false;
+}
+
 } // namespace hobbit
+
+size_t hobbit_last_error(char * err, size_t err_size) {
+    hobbit::mutex_lock lock(hobbit::g_error_mutex);
+    snprintf(err, err_size, "%s", hobbit::g_error.c_str());
+    return hobbit::g_error.size();
+}
+
+void hobbit_clear_last_error(void) {
+    hobbit::set_last_error("");
+}

@@ -6,7 +6,7 @@
 #include "cache/slot-layout.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
-#include "io/part-chunks.h"
+#include "io/chunk-queue.h"
 #include "model/expert-index.h"
 
 #include <cstddef>

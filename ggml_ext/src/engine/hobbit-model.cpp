@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "engine/hobbit-model.h"
 
-#include "base/last-error.h"
+#include "base/status.h"
 #include "base/system-memory.h"
-#include "device/compute-device.h"
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-impl.h"
-#include "io/pinned-memory.h"
+#include "io/staging-buffer.h"
 #include "plan/layer-assignment.h"
 
 #include <algorithm>

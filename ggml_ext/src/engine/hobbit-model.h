@@ -18,7 +18,7 @@
 #include "model/expert-shapes.h"
 #include "policy/cache-policy.h"
 #include "predict/prefetcher.h"
-#include "record/run-recorder.h"
+#include "record/trace.h"
 
 #include <atomic>
 #include <exception>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "base/last-error.h"
+#include "base/status.h"
 #include "engine/settings.h"
 #include "hobbit-simulation.h"
 #include "plan/memory-budget.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "hobbit.h"
 
-#include "base/last-error.h"
+#include "base/status.h"
 #include "engine/hobbit-model.h"
 #include "model/gguf-file.h"
 #include "model/tensor-names.h"

@@ -7,7 +7,7 @@
 #include "execute/hits-ahead.h"
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
-#include "graph/stage.h"
+#include "graph/routing.h"
 #include "model/expert-index.h"
 #include "offload/cpu-share.h"
 #include "plan/layer-plan.h"

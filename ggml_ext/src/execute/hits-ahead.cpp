@@ -3,7 +3,7 @@
 
 #include "device/device-traits.h"
 #include "ggml-alloc.h"
-#include "graph/stage.h"
+#include "graph/routing.h"
 #include "offload/cpu-rows.h"
 
 #include <algorithm>

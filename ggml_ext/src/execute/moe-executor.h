@@ -9,7 +9,6 @@
 #include "execute/hits-ahead.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
-#include "graph/stage.h"
 #include "model/expert-index.h"
 #include "offload/cpu-share.h"
 #include "plan/batch-info.h"

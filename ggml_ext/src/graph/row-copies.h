@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ggml-cpp.h"
-#include "graph/stage.h"
+#include "graph/routing.h"
 
 #include <map>
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "base/last-error.h"
+#include "base/status.h"
 #include "hobbit.h"
 #include "io/file-reader.h"
 #include "io/staging-buffer.h"

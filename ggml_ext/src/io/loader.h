@@ -10,7 +10,6 @@
 #include "io/awake-clock.h"
 #include "io/chunk-queue.h"
 #include "io/file-reader.h"
-#include "io/part-chunks.h"
 #include "io/staging-buffer.h"
 #include "model/expert.h"
 

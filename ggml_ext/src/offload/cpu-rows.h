@@ -8,7 +8,6 @@
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
 #include "graph/row-copies.h"
-#include "graph/stage.h"
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
 

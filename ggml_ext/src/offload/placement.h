@@ -2,15 +2,116 @@
 #pragma once
 
 #include "hobbit.h"
-#include "offload/latency-means.h"
-#include "offload/upload-gain.h"
+#include "model/expert.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <tuple>
 #include <vector>
 
 namespace hobbit {
+
+// An expert that a layer needs.
+struct expert_work {
+    uint32_t kind;
+    uint32_t n_rows;     // at least 1
+    bool     is_present; // on the device
+};
+
+using cpu_experts = std::vector<bool>; // [expert] whether the CPU computes it
+
+// Running means of the time that an expert takes in one place, for each kind of expert and number of rows. Numbers of
+// rows count as the power of two below them. Pure: no clock.
+class latency_means {
+  public:
+    explicit latency_means(size_t n_kinds) : kinds_(n_kinds) {}
+
+    // Seconds for one expert. A number of rows without a sample counts in proportion to the next smaller one that has
+    // samples; 0: there is none.
+    double seconds(const expert_work & w) const;
+
+    // The mean of a kind for 2^cell rows, or more up to the next cell; 0: it has no sample.
+    double mean_seconds(uint32_t kind, size_t cell) const { return kinds_[kind][cell].seconds; }
+
+    static constexpr size_t n_cells = 16;
+
+    // A sample: the layer's experts that were computed here took so long, one after the other. Each mean gets its share
+    // by what was expected, or all alike if one has no sample.
+    void took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, bool is_cpu, double seconds);
+
+    // The next sample replaces the mean.
+    void forget(const expert_work & w) { at(w).n_samples = 0; }
+
+  private:
+    struct mean {
+        double   seconds   = 0.0;
+        uint32_t n_samples = 0;
+    };
+
+    static size_t cell_of(uint32_t n_rows) { return std::min(n_cells - 1, size_t(std::log2(n_rows))); }
+
+    mean & at(const expert_work & w) { return kinds_[w.kind][cell_of(w.n_rows)]; }
+
+    std::vector<std::array<mean, n_cells>> kinds_;
+};
+
+// How many more uses an upload serves than it costs: the mean over the uploads that evicted an expert, of the
+// newcomer's uses less the victim's. A pair is observed until the newcomer is evicted or the victim comes back. Where
+// all experts are equally likely this is 0; where a text stays with its experts it is their further uses.
+//
+// Thread-safety: none. Pure: no clock.
+class upload_gain {
+  public:
+    // A newcomer was uploaded into the victim's slot.
+    void replaced(const expert_tier & newcomer, const expert_tier & victim) {
+        const key in  = key_of(newcomer);
+        const key out = key_of(victim);
+        end_pair(in);
+        end_pair(out);
+        pairs_[in]   = { out, 1.0 };
+        pairs_[out]  = { in, -1.0 };
+        sum_        -= sum_ / most_counted;
+        n_uploads_  += 1.0 - n_uploads_ / most_counted;
+    }
+
+    // A layer uses the expert. REQUIRES: told before the layer's uploads
+    void used(const expert_tier & e) {
+        const auto found  = pairs_.find(key_of(e));
+        sum_             += found == pairs_.end() ? 0.0 : found->second.gain;
+    }
+
+    // Not negative; 0 with few samples.
+    double further_hits() const { return n_uploads_ < few ? 0.0 : std::max(0.0, sum_ / n_uploads_); }
+
+  private:
+    using key = std::tuple<layer_id, uint32_t, tier_id>;
+
+    struct half {
+        key    other; // the other one of the pair
+        double gain;  // gain of a use: 1 for the newcomer, -1 for the victim
+    };
+
+    static constexpr double most_counted = 256.0; // uploads that the mean goes back
+    static constexpr double few          = 16.0;  // uploads, which prove nothing
+
+    static key key_of(const expert_tier & e) { return { e.id.layer, e.id.expert, e.tier }; }
+
+    void end_pair(const key & one) {
+        const auto found = pairs_.find(one);
+        if (found != pairs_.end()) {
+            pairs_.erase(found->second.other);
+            pairs_.erase(found);
+        }
+    }
+
+    std::map<key, half> pairs_; // [newcomer] and [victim]; an expert is in one pair
+    double              sum_       = 0.0;
+    double              n_uploads_ = 0.0;
+};
 
 // Handling of a miss of the device's cache.
 enum class compute_mode {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "policy/cache-policy.h"
-#include "policy/token-memory.h"
+#include "policy/usage-records.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "predict/predictor.h"
 
-#include "predict/repeat-predictor.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -10,7 +10,6 @@
 #include "plan/sequence-thresholds.h"
 #include "predict/predictor.h"
 #include "predict/prefetch-governor.h"
-#include "predict/repeat-predictor.h"
 
 #include <chrono>
 #include <cstdint>

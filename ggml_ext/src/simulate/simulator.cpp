@@ -3,7 +3,6 @@
 
 #include "cache/resident-set.h"
 #include "model/calibration.h"
-#include "model/stored-paths.h"
 #include "plan/layer-step.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"

@@ -2,7 +2,7 @@
 //
 // A high tier that lacks experts: these are low wherever the others are high.
 #include "fixtures/executor-fixture.h"
-#include "record/run-recorder.h"
+#include "record/trace.h"
 
 #include <algorithm>
 #include <thread>

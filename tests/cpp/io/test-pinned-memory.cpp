@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "io/pinned-memory.h"
+#include "io/staging-buffer.h"
 
 #include "fixtures/fake-reader.h"
 #include "fixtures/page-locked.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "offload/latency-means.h"
+#include "offload/placement.h"
 
 #include <doctest/doctest.h>
 

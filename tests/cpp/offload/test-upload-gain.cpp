@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "offload/upload-gain.h"
+#include "offload/placement.h"
 
 #include <algorithm>
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "policy/token-memory.h"
+#include "policy/usage-records.h"
 
 #include <cmath>
 #include <doctest/doctest.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "model/calibration.h"
 #include "model/expert.h"
-#include "model/stored-paths.h"
 #include "predict/predictor.h"
 
 #include <cstddef>

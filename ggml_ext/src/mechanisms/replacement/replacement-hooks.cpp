@@ -2,7 +2,7 @@
 #include "doors/layer-hooks.h"
 #include "ggml-backend.h"
 #include "ggml-impl.h"
-#include "graph/stage.h"
+#include "graph/routing.h"
 #include "mechanisms/replacement/replacement-settings.h"
 #include "mechanisms/replacement/replacement.h"
 

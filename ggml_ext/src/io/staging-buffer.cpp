@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "io/pinned-memory.h"
+#include "io/staging-buffer.h"
 
 #include "base/system-memory.h"
 #include "ggml-cpp.h"
