@@ -332,7 +332,8 @@ def hobbit_structs(lib_dir: Path, session: Any) -> Iterator[tuple[str, Any]]:
     info = ffi.new("struct hobbit_info *")
     lib.hobbit_get_info(model, info)
     for name, _ in ffi.typeof("struct hobbit_info").fields:
-        yield f"info/{name}", getattr(info, name)
+        value = getattr(info, name)
+        yield f"info/{name}", ffi.string(value).decode() if name == "precision" else value
     counters = list(takewhile(bool, map(lib.hobbit_counter_at, count())))
     values = ffi.new("double[]", len(counters))
     lib.hobbit_get_counters(model, values, len(counters))

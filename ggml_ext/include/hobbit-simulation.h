@@ -32,17 +32,17 @@ struct hobbit_simulation {
     uint32_t      n_used; // per token, in the layer with the most
     uint32_t      slots_high;
     uint32_t      slots_low;
-    uint32_t      floors; // 1: a layer keeps its even share of a pool, as in the engine
-    const char *  rule;   // a choice of hobbit.rule
-    double        t1;
-    double        t2;
-    double        price;
+    uint32_t      floors;    // 1: a layer keeps its even share of a pool, as in the engine
+    const char *  rule;      // a choice of hobbit.rule
     const float * low_costs; // costs for rules that take a price, see hobbit_set_costs; NULL: no costs
     const float * skip_costs;
     uint64_t      n_costs;
     double        bits_high; // per weight
     double        bits_low;
     uint64_t      seed; // seed of the policy "random"
+
+    const struct hobbit_setting * numbers; // numbers of the rule; others keep their defaults
+    size_t                        n_numbers;
 
     const uint32_t * n_used_by_layer; // [n_layers], each 1 to n_used; NULL: n_used in all layers
 

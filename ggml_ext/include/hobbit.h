@@ -81,6 +81,20 @@ struct hobbit_setting_spec {
 // The i-th setting, NULL past the last one. Valid for ever.
 HOBBIT_API const struct hobbit_setting_spec * hobbit_setting_spec_at(size_t i);
 
+// The configuration of a paper. A build may lack a mechanism, and so an option or a choice that it names.
+struct hobbit_paper {
+    const char * name;
+    const char * needs;    // beside the settings, for people
+    const char * settings; // OPTION=VALUE, separated by spaces
+};
+
+// The i-th paper by name, NULL past the last one. Valid for ever.
+HOBBIT_API const struct hobbit_paper * hobbit_paper_at(size_t i);
+
+// The i-th setting that is a number of a rule for precision, in the order of keys; NULL past the last one. Valid for
+// ever.
+HOBBIT_API const struct hobbit_setting_spec * hobbit_rule_number_at(size_t i);
+
 // The origin of a setting's value.
 enum hobbit_setting_source {
     HOBBIT_SOURCE_DEFAULT     = 0, // the table
@@ -278,8 +292,8 @@ HOBBIT_API void hobbit_begin_sequence(hobbit_context * context, int32_t sequence
 //
 
 // Changes live settings of the model (hobbit_setting_spec.is_live) from the next layer on; the others keep their
-// values. If t1 or t2 is changed alone so that t1 would be above t2, the other one moves. Fails where a change asks
-// for a low pool that was not allocated.
+// values. If one of two numbers that limit each other, such as t1 and t2, is changed alone, the other one moves where
+// it must. Fails where a change asks for a low pool that was not allocated.
 HOBBIT_API bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * changes, size_t n_changes,
                                        char * err, size_t err_size);
 
@@ -290,12 +304,15 @@ HOBBIT_API bool hobbit_change_sequence_settings(hobbit_context * context, int32_
                                                 const struct hobbit_setting * changes, size_t n_changes, char * err,
                                                 size_t err_size);
 
-// The precision of computed tokens. { 1, 1, 0 } is all high.
+enum { HOBBIT_MAX_RULE_NUMBERS = 8 };
+
+// The precision of computed tokens: the value of each number that rules have, for the functions below.
 struct hobbit_precision {
-    double t1;
-    double t2;
-    double price;
+    double numbers[HOBBIT_MAX_RULE_NUMBERS];
 };
+
+// All high.
+HOBBIT_API struct hobbit_precision hobbit_full_precision(void);
 
 // The precision of what the sequence computes next: by its own settings, or else by the model's.
 HOBBIT_API struct hobbit_precision hobbit_sequence_precision(const hobbit_context * context, int32_t sequence);
@@ -345,11 +362,9 @@ struct hobbit_info {
     uint32_t host_slots_high;
     uint32_t host_slots_low;
     uint64_t snapshot_bytes; // memory left free for snapshots of sequences' states
-    double   t1;
-    double   t2;
-    double   price;
-    bool     direct_io; // false: the file system refused O_DIRECT
-    bool     on_device; // the pools are on a device with memory of its own; false before hobbit_place_layers
+    bool     direct_io;      // false: the file system refused O_DIRECT
+    bool     on_device;      // the pools are on a device with memory of its own; false before hobbit_place_layers
+    char     precision[64];  // numbers by which the rule decides, such as "t1 0.6, t2 0.9"; "": all is high
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);

@@ -48,7 +48,7 @@ struct server_task_hobbit {
 };
 
 // The precision of a prompt without tokens.
-static constexpr hobbit_precision SERVER_NO_TOKENS = { 1.0, 1.0, 0.0 };
+static const hobbit_precision SERVER_NO_TOKENS = hobbit_full_precision();
 
 // A slot between two passes.
 struct server_slot_view {

@@ -87,14 +87,18 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
         { "snapshot_bytes",  "snapshot_bytes", nullptr,  "Memory for context checkpoints of all slots",   i.snapshot_bytes },
         { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
-        { "t1",              "threshold",    "name=\"t1\"", "Thresholds of requests without their own",      i.t1 },
-        { "t2",              "threshold",    "name=\"t2\"", "",                                              i.t2 },
     };
+    static std::map<std::string, std::string> labels; // by key of a rule's number; the mutex guards them
+    for (size_t n = 0; const hobbit_setting_spec * spec = hobbit_rule_number_at(n); n++) {
+        labels[spec->key] = string_format("name=\"%s\"", spec->option);
+    }
     for (size_t n = 0; n < g_cache.settings.size(); n++) {
         const hobbit_setting_spec * spec = hobbit_setting_spec_at(n);
-        if (spec->is_live && values.end() == std::find_if(values.begin(), values.end(), [&](auto & v) { return std::string(v.key) == spec->option; })) {
+        if (spec->is_live) {
             const hobbit_resolved_setting & own = g_cache.settings[n];
-            if (spec->choices) { // a metric is a number
+            if (labels.count(spec->key) > 0) {
+                values.push_back({ spec->option, "threshold", labels[spec->key].c_str(), "Thresholds of requests without their own", own.number });
+            } else if (spec->choices) { // a metric is a number
                 values.push_back({ spec->option, nullptr, nullptr, "", own.text });
             } else {
                 values.push_back({ spec->option, spec->option, nullptr, spec->help, own.number });

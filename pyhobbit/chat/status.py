@@ -32,9 +32,8 @@ def answer_figures(stats: Stats, finish: Finish | None, n_context: int) -> list[
 def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
     """Figures of the opened model. chose_context: the engine chose the size of the context."""
     parts = [Path(info.model).name, info.description, f"context {info.context_text(chose_context)}"]
-    thresholds = "full precision" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
     if info.cached:
-        parts += [_room(info), f"price {info.price:g}" if info.price > 0 else thresholds]
+        parts += [_room(info), info.precision or "full precision"]
     return parts
 
 

@@ -19,12 +19,11 @@ from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
 from pyhobbit.model.other_programs import moe_form
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
-from pyhobbit.settings.table import OPTIONS
+from pyhobbit.settings.table import NUMBERS, OPTIONS
 
 # Modules that load the native libraries are imported when they are needed.
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
-    from pyhobbit.engine.stats import ModelInfo
     from pyhobbit.model.model_file import ModelFile, Tier
 
 
@@ -85,23 +84,27 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
     from pyhobbit.model.tiers import default_low_types
-    from pyhobbit.settings.resolve import resolved
+    from pyhobbit.native.ffi import ffi
+    from pyhobbit.settings.resolve import resolve
 
     check_model_file(path)
     if is_model_file(path) and moe_form(path) is None:
         _inspect_dense(path, config, args.json)
         return
     cache = config.cache
-    applied = opened_info(path, {"hobbit.enable": True, **cache.settings()})  # refuses a dense model
+    info = opened_info(path, {"hobbit.enable": True, **cache.settings()})  # refuses a dense model
+    applied = {each.name: each.value for each in resolve(path, cache.settings())}
     model = read_model_file(path, cache.sidecar)
     plan, error = _plan(path, config)
     document: dict[str, Any] = {
-        "model": {**model.as_dict(), "t1": applied.t1, "t2": applied.t2, "price": applied.price},
+        "model": {**model.as_dict(), **{name: applied[name] for name in NUMBERS}},
         "memory": {"error": error} if plan is None else asdict(plan),
     }
     show: Any = (lambda *_, **__: None) if args.json else print
-    rule = resolved(path, cache.settings(), "rule")
-    rows = {**_description(model), "precision": _precision_text(applied, rule)}
+    rows = {
+        **_description(model),
+        "precision": _precision_text(ffi.string(info.precision).decode(), applied["rule"]),
+    }
     if len(model.tiers) > 1:
         rows["quality"] = advice.qualities(path, cache)
     show(_rows_text(rows))
@@ -156,12 +159,9 @@ def _plan(path: Path, config: EngineConfig) -> "tuple[MemoryPlan | None, str]":
         return None, str(e)
 
 
-def _precision_text(applied: "ModelInfo", rule: str) -> str:
-    if applied.price > 0:
-        return f"rule {rule}, price = {applied.price:g}"
-    if applied.t1 < 1:
-        return f"rule {rule}, t1 = {applied.t1:g}, t2 = {applied.t2:g}"
-    return "everything in high precision"
+def _precision_text(precision: str, rule: str) -> str:
+    numbers = ", ".join(" = ".join(each.split()) for each in precision.split(", "))
+    return f"rule {rule}, {numbers}" if numbers else "everything in high precision"
 
 
 def _description(model: "ModelFile") -> dict[str, str]:

@@ -11,7 +11,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import cache_context, check, expert_cache, ffi, lib, lost_machine
 from pyhobbit.settings.config import CacheConfig
 from pyhobbit.settings.resolve import Resolved, c_settings, check_settings, options_of
-from pyhobbit.settings.table import LIVE, OPTIONS
+from pyhobbit.settings.table import LIVE, NUMBERS, OPTIONS
 
 _DEFAULTS = {each.key: each.default for each in SETTINGS}
 
@@ -37,7 +37,9 @@ class Cache:
             return {}
         values = ffi.new("struct hobbit_info *")
         lib.hobbit_get_info(self._pointer, values)
-        return _fields(CacheInfo, values)
+        settings, precision = self.settings(), ffi.string(values.precision).decode()
+        numbers = {name: settings[name].value for name in NUMBERS}
+        return {**_fields(CacheInfo, values), **numbers, "precision": precision}
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that hold the pools, the CPU among them; none without a cache."""

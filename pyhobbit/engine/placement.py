@@ -99,7 +99,7 @@ def choose(
             raise
         return as_given  # opening the model says what is wrong
     info, sizes = plan.info, expert_bytes(model_parts(path))
-    if not sizes or info.n_tiers > 1 or info.t1 < 1 or info.price > 0:
+    if not sizes or info.n_tiers > 1 or info.precision:
         return as_given
     room = plan.pools if info.on_device and len(plan.devices) == 1 else 0
     n_cpu = next(n for n in range(len(sizes) + 1) if sum(sizes[n:]) <= room)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo, CacheRates
+from pyhobbit._tables import COUNTERS, CacheCounters, CacheInfo, CacheRates, RuleNumbers
 from pyhobbit.native.files import write_text
 from pyhobbit.settings.config import counted_tokens, format_size
 
@@ -31,7 +31,7 @@ class Pool(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInfo(CacheInfo):
+class ModelInfo(CacheInfo, RuleNumbers):
     """The opened model. Sizes in bytes; the cache's fields are 0 where the model runs as stock llama.cpp."""
 
     model: str
@@ -50,10 +50,6 @@ class ModelInfo(CacheInfo):
     """Tokens of context that the model was trained for; 0 where nobody asked."""
     memory: int | None = None
     """The bound on the process, None where none was given."""
-    t1: float = 1.0
-    """Rule gate: high precision up to this sum of weights (docs/quality.md)."""
-    t2: float = 1.0
-    """Rule gate: low precision up to this sum of weights, nothing beyond."""
 
     @property
     def expert_bytes(self) -> int:

@@ -15,7 +15,7 @@ from pyhobbit.native.devices import gpu_backends, gpus, has_gpu
 from pyhobbit.native.threads import processor_cores
 from pyhobbit.settings.config import CacheConfig, format_size
 from pyhobbit.settings.resolve import resolve
-from pyhobbit.settings.table import KEYS, OPTIONS
+from pyhobbit.settings.table import KEYS, NUMBERS, OPTIONS
 
 _MUCH = 0.2  # share of a token's time, or of the memory
 _SOURCES = {
@@ -59,14 +59,13 @@ def serving_rows(plan: MemoryPlan) -> dict[str, str]:
     }
     if not info.cached:
         return {**rows, "memory": plan.memory_text}
-    precision = "all high" if info.t1 >= 1 else f"t1 {info.t1:g}, t2 {info.t2:g}"
     states = f"context checkpoints take up to {format_size(info.snapshot_bytes)}"
     return {
         **rows,
         "memory": plan.memory_text,
         **({"states": states} if info.snapshot_bytes else {}),
         "experts": f"{', '.join(info.pool_texts())}, on {plan.device or 'the CPU'}",
-        "precision": f"price {info.price:g}" if info.price > 0 else precision,
+        "precision": info.precision or "all high",
     }
 
 
@@ -186,9 +185,9 @@ def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | N
 
     info: of the model as opened with `cache`; all experts in memory need no low tier.
     """
-    if info.n_tiers < 2 or info.t1 < 1 or info.price > 0 or info.pool_bytes_high >= info.tier_bytes_high:
+    if info.n_tiers < 2 or info.precision or info.pool_bytes_high >= info.tier_bytes_high:
         return None
-    is_chosen = any(each is not None for each in (cache.t1, cache.price, cache.quality))
+    is_chosen = any(getattr(cache, name) is not None for name in ("quality", *NUMBERS))
     if is_chosen or calibration_path(model).exists():
         return None
     unused = "the low tier is not used"

@@ -3,7 +3,7 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,13 @@ class Setting(NamedTuple):
     help: str
 
 
+class Paper(NamedTuple):
+    """A paper whose mechanisms are all built; see struct hobbit_paper in hobbit.h."""
+
+    needs: str
+    settings: dict[str, Any]
+
+
 class Counter(NamedTuple):
     """What the engine knows of a counter; see struct hobbit_counter in hobbit.h."""
 
@@ -79,7 +86,7 @@ def declarations(header: str) -> str:
 
 
 def tables(ffi: FFI, header: str, library: Any) -> str:
-    """The source of pyhobbit._tables; library: has the functions that list settings and counters."""
+    """The source of pyhobbit._tables; library: has the functions that list settings, papers and counters."""
 
     def text(pointer: Any) -> str | None:
         return ffi.string(pointer).decode() if pointer else None
@@ -88,6 +95,7 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
         return list(takewhile(bool, map(at, count())))
 
     settings: list[tuple[Any, ...]] = []
+    specs: dict[str, Any] = {}
     options: dict[str, tuple[str, str | None]] = {}
     counters: list[tuple[Any, ...]] = []
     fields: list[tuple[str | None, str, object, str | None]] = []
@@ -101,23 +109,31 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
         replaced_by = tuple((text(spec.replaced_by) or "").split())
         row = (*bounds, *values, spec.is_stored, spec.is_live, replaced_by, about)
         settings.append((text(spec.key), option, kind, *row))
+        specs[option or ""] = read, choices.split()
         if option in options:
             options[option] = (f"tuple[{python_type}, ...]", options[option][1])
         elif option is not None:
             options[option] = (python_type, about)
     for counter in rows(library.hobbit_counter_at):
-        (kind, python_type, zero), name, about = (
-            _COUNTERS[counter.kind],
-            text(counter.name),
-            text(counter.help),
-        )
+        kind, python_type, zero = _COUNTERS[counter.kind]
+        name, about = text(counter.name), text(counter.help)
         counters.append((name, kind, text(counter.metric), text(counter.label), about))
         fields.append((name, python_type, zero, about))
+    papers = (
+        tuple(map(text, (each.name, each.needs, each.settings))) for each in rows(library.hobbit_paper_at)
+    )
+    numbers = [
+        (text(spec.option), "float", float(text(spec.default_value) or 0), text(spec.help))
+        for spec in rows(library.hobbit_rule_number_at)
+    ]
     lines = [
         _HEAD,
         "SETTINGS = (",
         *(f"    Setting{row!r}," for row in settings),
         ")",
+        "PAPERS = {",
+        *_papers(papers, specs),
+        "}",
         "COUNTERS = (",
         *(f"    Counter{row!r}," for row in counters),
         ")",
@@ -125,9 +141,19 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
             "CacheSettings", [(n, f"{kind} | None", None, about) for n, (kind, about) in options.items()]
         ),
         *_dataclass("CacheCounters", fields),
+        *_dataclass("RuleNumbers", numbers, ", kw_only=True"),
         *(line for name in _STRUCTS for line in _dataclass(_STRUCTS[name], _fields(ffi, header, name))),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _papers(papers: Iterable[Any], specs: Mapping[str, Any]) -> Iterator[str]:
+    """Papers of which every option and choice is built.  specs: by option, how it is read and its choices."""
+    for name, needs, settings in papers:
+        pairs = [each.split("=") for each in settings.split()]
+        if all(option in specs and value in (specs[option][1] or [value]) for option, value in pairs):
+            chosen = {option: specs[option][0](value) for option, value in pairs}
+            yield f"    {name!r}: Paper({needs!r}, {chosen!r}),"
 
 
 def _fields(ffi: FFI, header: str, struct: str) -> Iterator[tuple[str, str, object, str | None]]:
@@ -141,8 +167,10 @@ def _fields(ffi: FFI, header: str, struct: str) -> Iterator[tuple[str, str, obje
         yield name, *kind, comments.get(name)
 
 
-def _dataclass(name: str, fields: Iterable[tuple[str | None, str, object, str | None]]) -> Iterator[str]:
-    yield f"\n\n@dataclass(frozen=True)\nclass {name}:"
+def _dataclass(
+    name: str, fields: Iterable[tuple[str | None, str, object, str | None]], more: str = ""
+) -> Iterator[str]:
+    yield f"\n\n@dataclass(frozen=True{more})\nclass {name}:"
     for field, python_type, default, about in fields:
         yield f"    {field}: {python_type} = {default!r}" + (f"\n    {about!r}" if about else "")
 

@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit._tables import SimulationCounts
+from pyhobbit._tables import RuleNumbers, SimulationCounts
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, ffi, lib
 from pyhobbit.routing.paths import chosen_of, path_table
-from pyhobbit.settings.table import OPTIONS, default
+from pyhobbit.settings.resolve import c_settings
+from pyhobbit.settings.table import NUMBERS, OPTIONS, default
 
 ROUTE = np.dtype(
     [
@@ -87,12 +88,12 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(RuleNumbers):
     """Parameters of a replay, as struct hobbit_simulation of hobbit.h.
 
     policy: a name of policy_names(), or BELADY.  slots_high, slots_low: experts that the pools hold.
     weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as
-    in the engine.  rule, t1, t2, price: as the settings of these names.  low_costs, skip_costs: of the rule
+    in the engine.  rule and its numbers: the settings of these names.  low_costs, skip_costs: of the rule
     price, as Cache.set_costs takes them.  bits_high, bits_low: per weight.  seed: of the policy "random".
     prior: uses per token in earlier runs, layer by layer, with which pools and policy begin; (): none.
     predictor: judged one layer ahead, without loading what it predicts; None: none.  prefetch_bar: the
@@ -109,9 +110,6 @@ class Simulation:
     weights: tuple[float, ...] = default("weights")
     floors: bool = False
     rule: str = "gate"
-    t1: float = 1.0
-    t2: float = 1.0
-    price: float = 0.0
     low_costs: tuple[float, ...] = ()
     skip_costs: tuple[float, ...] = ()
     bits_high: float = 16.0
@@ -124,7 +122,7 @@ class Simulation:
 
     def with_slots(self, capacity: float, low_share: float | None) -> "Simulation":
         """Gets pools as of pool_slots(); the low one where the rule uses low precision."""
-        if self.t1 == 1 and self.price == 0:
+        if all(getattr(self, name) == default(name) for name in NUMBERS):
             low_share = 0.0
         n_all, low_cost = self.n_layers * self.n_experts, self.bits_low / self.bits_high
         high, low = pool_slots(n_all, capacity, low_share, low_cost, self.n_used, 1 - self.t1)
@@ -197,7 +195,10 @@ def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
         for values in [getattr(simulation, name)]
     }
     n_used = ffi.new("uint32_t[]", _n_used_by_layer(routes, simulation))
+    numbers = c_settings({OPTIONS[name][0].key: getattr(simulation, name) for name in NUMBERS})
     given = {**asdict(simulation), **texts, **costs, "n_used_by_layer": n_used}
+    given = {name: value for name, value in given.items() if name not in NUMBERS}
+    given |= {"numbers": numbers, "n_numbers": len(numbers)}
     given["paths"] = ffi.new("int32_t[]", simulation.paths)
     given |= {"n_costs": len(simulation.low_costs), "n_paths": len(simulation.paths)}
     options = ffi.new("struct hobbit_simulation *", given)

@@ -1,50 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The configurations of papers, by name: options of the expert cache with each paper's own values.
-
-The engine knows none of them: each is a choice of its settings. docs/systems.md has the mechanisms behind.
-"""
+"""The configurations of papers, which their mechanisms register; docs/systems.md describes these."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from pyhobbit._tables import PAPERS
 from pyhobbit.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper. needs: beside the settings, for people.  settings: by option, without what is left open."""
-
-    needs: str
-    settings: Mapping[str, Any]
-
-
-PAPERS: Mapping[str, Paper] = {
-    "hobbit": Paper(
-        "a low tier",  # its thresholds are those of Mixtral-8x7B, section 3.2
-        {"rule": "gate", "t1": 0.6, "t2": 0.9, "policy": "hobbit", "predictor": "router"},
-    ),
-    "edgemoe": Paper(
-        "a low tier and pyhobbit calibrate --rule edgemoe",
-        {"rule": "edgemoe", "policy": "edgemoe", "predictor": "paths-exact", "prefetch": 1},
-    ),
-    "mobile": Paper("nothing else", {"rule": "rank", "confidence": 0.7, "predictor": "router"}),
-    "twiddler": Paper(
-        "a GPU and a calibration", {"t1": 1.0, "mode": "twiddler", "policy": "static", "prefetch": 0}
-    ),
-    "daop": Paper(
-        "a GPU",
-        {
-            "t1": 1.0,
-            "mode": "cooperative",
-            "policy": "prompt",
-            "predictor": "router",
-            "prefetch": 1,
-            "early": True,
-            "degrade": True,
-        },
-    ),
-}
 
 PAPER_HELP = f"set a paper's configuration: {', '.join(PAPERS)}; options given beside it come first"
 """Help for users."""

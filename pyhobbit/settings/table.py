@@ -2,10 +2,11 @@
 """The engine's settings as users give them. Several settings of one option are the elements of a list."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
-from pyhobbit._tables import SETTINGS, Setting
+from pyhobbit._tables import SETTINGS, RuleNumbers, Setting
 
 OPTIONS: Mapping[str, tuple[Setting, ...]] = {
     name: tuple(group) for name, group in groupby(SETTINGS, lambda each: each.option) if name is not None
@@ -19,6 +20,10 @@ RESEARCH: tuple[str, ...] = tuple(name for name in OPTIONS if name not in _PEOPL
 
 LIVE: tuple[str, ...] = tuple(name for name, specs in OPTIONS.items() if specs[0].is_live)
 """Options that may change while a model is open."""
+
+
+NUMBERS: tuple[str, ...] = tuple(each.name for each in fields(RuleNumbers))
+"""Options that are numbers of rules for precision."""
 
 
 def default(option: str) -> Any:

@@ -86,7 +86,9 @@ class FakeEngine:
         return True
 
     def info(self) -> ModelInfo:
-        return replace(MODEL, model="/models/m.gguf", t1=self.settings["t1"], t2=self.settings["t2"])
+        t1, t2 = self.settings["t1"], self.settings["t2"]
+        precision = f"t1 {t1:g}, t2 {t2:g}" if t1 < 1 else ""
+        return replace(MODEL, model="/models/m.gguf", t1=t1, t2=t2, precision=precision)
 
     def stats(self) -> Stats:
         return Stats(self.info(), CacheStats(), 0.1, 1 << 20)

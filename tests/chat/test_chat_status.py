@@ -42,12 +42,6 @@ def test_the_figures_of_an_answer_are_its_own() -> None:
     )
 
 
-def test_second_passes_are_told() -> None:
-    figures = _figures(selections_high=6, tokens_repeated=4).split(" | ")
-    assert [each for each in figures if each.startswith("4 ")] == ["4 tokens repeated"]
-    assert "repeated" not in _figures(selections_high=6)
-
-
 def test_figures_that_were_not_measured_are_left_out() -> None:
     assert _figures("length").startswith("16 tokens (max_tokens) | ")
     model = replace(MODEL, cached=False, has_experts=False)
@@ -63,8 +57,8 @@ def test_figures_that_were_not_measured_are_left_out() -> None:
 
 def test_full_precision_needs_no_figures() -> None:
     assert "high" not in _figures(selections_high=6)
-    assert "full precision" in model_figures(replace(MODEL, t1=1, t2=1), False)
-    assert "t1 0.5, t2 0.9" in model_figures(replace(MODEL, t1=0.5, t2=0.9), False)
+    assert "full precision" in model_figures(MODEL, False)
+    assert "t1 0.5, t2 0.9" in model_figures(replace(MODEL, precision="t1 0.5, t2 0.9"), False)
 
 
 def test_the_share_of_the_experts_that_fits_is_told() -> None:

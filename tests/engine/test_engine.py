@@ -138,7 +138,7 @@ def test_thresholds_need_a_low_pool_and_a_cache(tiny_gguf: Path, tmp_path: Path)
             high.set(t1=0.5, t2=0.9)
         with pytest.raises(HobbitError, match=f"^{needed}--quality fast$"):
             high.set(quality="fast")
-        with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --rule price to use a price"):
+        with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --rule price to use price"):
             high.set(price=0.5)
         assert high.info().t1 == 1
     models.write_dense_llama(tmp_path / "dense.gguf")

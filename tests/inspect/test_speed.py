@@ -237,7 +237,7 @@ def test_a_low_tier_that_lies_idle_is_mentioned_once(tmp_path: Path) -> None:
         assert f"the low tier is not used: {command}" in _advice(idle, speed)
     beside = unused_low_tier(model, idle.info, CacheConfig(sidecar=tmp_path / "low.gguf"))
     assert f"calibrate '{model}' --sidecar {tmp_path}/low.gguf --text FILE" in str(beside)
-    assert unused_low_tier(model, replace(idle.info, t1=0.99), cache) is None
+    assert unused_low_tier(model, replace(idle.info, precision="t1 0.99, t2 1"), cache) is None
     assert unused_low_tier(model, replace(idle.info, n_tiers=1), cache) is None
     assert unused_low_tier(model, replace(idle.info, pool_bytes_high=1000 << 20), cache) is None  # all fits
     assert unused_low_tier(model, idle.info, CacheConfig(t1=1.0)) is None  # asked for

@@ -120,7 +120,7 @@ LISTED = [
     ),
     Mutant(
         "11: a request's own thresholds are not heard",
-        "ggml_ext/src/plan/sequence-thresholds.cpp",
+        "ggml_ext/src/plan/batch-info.cpp",
         "all.push_back(of(row.sequence));",
         "all.push_back(common_);",
         ("tests/server/test_server_cache.py::test_a_requests_thresholds_hold_beside_prefetch",),

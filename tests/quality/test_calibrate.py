@@ -147,7 +147,7 @@ def test_the_engine_uses_the_calibration_unless_told_otherwise(
         assert (info.t1, info.t2, info.price) == (1, 1, found["quality"]["price"])
         engine.set(price=0)
         assert engine.info().price == 0
-        with pytest.raises(HobbitError, match="runs by a price: restart with --rule gate to use t1"):
+        with pytest.raises(HobbitError, match="runs by price: restart with --rule gate to use t1"):
             engine.set(t1=0.5, t2=0.9)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, rule="gate"))) as engine:
         info, gate = engine.info(), found["by_rule"]["gate"]

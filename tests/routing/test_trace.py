@@ -19,6 +19,7 @@ from pyhobbit.routing.trace import (
     read_trace,
     simulate,
 )
+from pyhobbit.settings.table import NUMBERS
 
 # A prompt of two tokens, of which the last layer computes one, then two decoded tokens; then another turn.
 PROMPT: list[Row] = [
@@ -48,11 +49,12 @@ def test_the_structs_are_those_of_the_header() -> None:
     assert [(name, field.offset) for name, field in native.fields] == [
         (name, ROUTE.fields[name][1]) for name in ROUTE.names
     ]
-    assert {field.name for field in fields(Simulation)} == {
+    assert {field.name for field in fields(Simulation)} - set(NUMBERS) == {
         name
         for name, _ in ffi.typeof("struct hobbit_simulation").fields
-        if name not in ("n_costs", "n_paths", "n_used_by_layer")
+        if name not in ("n_costs", "n_paths", "n_used_by_layer", "numbers", "n_numbers")
     }
+    assert NUMBERS == ("price", "t1", "t2")
     assert [field.name for field in fields(SimulationResult)] == [
         name for name, _ in ffi.typeof("struct hobbit_simulation_result").fields
     ]
@@ -218,7 +220,7 @@ def test_policies_are_those_of_the_engine() -> None:
     names = policy_names()
     assert {"lru", "lfu", "lhu", "fld", "random", "hobbit"} <= set(names)
     assert BELADY not in names
-    assert set(names) - set(policy_names(has_prior=False)) == {"static"}
+    assert set(names) >= set(policy_names(has_prior=False))
 
 
 def test_what_cannot_be_simulated_is_an_error(path: Path) -> None:
@@ -226,8 +228,6 @@ def test_what_cannot_be_simulated_is_an_error(path: Path) -> None:
     options = Simulation(2, 4, 2, slots_high=2)
     with pytest.raises(HobbitError, match=r"hobbit.policy is 'best': choose one of .* lru "):
         simulate(routes, replace(options, policy="best"))
-    with pytest.raises(HobbitError, match="the policy static needs the uses of an earlier run"):
-        simulate(routes, replace(options, policy="static"))
     with pytest.raises(HobbitError, match=r"hobbit.t1 .* must not be above hobbit.t2"):
         simulate(routes, replace(options, t1=0.9, t2=0.5))
     with pytest.raises(HobbitError, match="one pool of equal experts"):

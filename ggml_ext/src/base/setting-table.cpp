@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 
 namespace hobbit {
 
@@ -14,6 +15,7 @@ namespace {
 struct registrations {
     std::function<std::vector<hobbit_setting_spec>()> first;
     std::map<std::string, hobbit_setting_spec>        others; // [key]
+    std::map<std::string, hobbit_paper>               papers; // [name]
 };
 
 } // namespace
@@ -31,6 +33,11 @@ bool register_first_settings(std::function<std::vector<hobbit_setting_spec>()> r
 
 void register_setting(const hobbit_setting_spec & row) {
     all_registrations().others[row.key] = row;
+}
+
+bool register_paper(const hobbit_paper & paper) {
+    all_registrations().papers[paper.name] = paper;
+    return true;
 }
 
 static std::vector<hobbit_setting_spec> collect_rows() {
@@ -132,4 +139,9 @@ bool setting_values::any_given(const char * keys) const {
 const struct hobbit_setting_spec * hobbit_setting_spec_at(size_t i) {
     const auto & rows = hobbit::setting_table();
     return i < rows.size() ? &rows[i] : nullptr;
+}
+
+const struct hobbit_paper * hobbit_paper_at(size_t i) {
+    const auto & papers = hobbit::all_registrations().papers;
+    return i < papers.size() ? &std::next(papers.begin(), ptrdiff_t(i))->second : nullptr;
 }

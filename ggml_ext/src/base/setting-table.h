@@ -25,6 +25,9 @@ using stored_settings = std::vector<std::pair<std::string, setting_value>>;
 bool register_first_settings(std::function<std::vector<hobbit_setting_spec>()> rows);
 void register_setting(const hobbit_setting_spec & row);
 
+// Returns true. REQUIRES: as above
+bool register_paper(const hobbit_paper & paper);
+
 // The whole table, in the order of the documents. Constant; valid for ever.
 const std::vector<hobbit_setting_spec> & setting_table();
 

@@ -22,8 +22,6 @@
 #define HOBBIT_COUNTERS(TIERS, COUNT, SECONDS, STATE)                                                                  \
     TIERS(selections, "Expert selections (token, expert) by the precision that served them")                           \
     COUNT(selections_skipped, "selections_total", "precision=\"skipped\"", "Expert selections that were skipped")      \
-    COUNT(tokens_repeated, "repeated_tokens_total", nullptr,                                                           \
-          "Tokens that were computed again in high precision, because the first pass was unsure of them")              \
     TIERS(hits, "Experts that a layer needed for a batch and found in the cache")                                      \
     TIERS(misses, "Experts that a layer needed for a batch and did not find in the cache")                             \
     TIERS(host_hits, "Misses of a GPU's cache that were found in host memory; the others were read from disk")         \

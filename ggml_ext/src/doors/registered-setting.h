@@ -5,6 +5,8 @@
 #include "base/status.h"
 #include "hobbit.h"
 
+#include <cstdlib>
+#include <map>
 #include <string>
 
 namespace hobbit {
@@ -24,14 +26,32 @@ class registered_setting {
     using check_function = status (*)(const engine_facts &);
 
     // `spec` must not be stored in files. The check may be null.
-    explicit registered_setting(const hobbit_setting_spec & spec, check_function check = nullptr);
+    explicit registered_setting(const hobbit_setting_spec & spec, check_function fails = nullptr) : key_(spec.key) {
+        register_setting(spec);
+        if (fails) {
+            checks()[key_] = fails;
+        }
+    }
 
     double of(const setting_values & values) const { return values.number(key_); }
 
     // The first check that fails.
-    static status check(const setting_values & values, const engine_facts & facts);
+    static status check(const setting_values & values, const engine_facts & facts) {
+        for (const auto & [key, fails] : checks()) {
+            if (values.number(key) != std::strtod(find_setting(key)->default_value, nullptr)) {
+                HOBBIT_TRY(fails(facts));
+            }
+        }
+        return {};
+    }
 
   private:
+    // A function, so that it exists before the first setting.
+    static std::map<std::string, check_function> & checks() {
+        static std::map<std::string, check_function> all;
+        return all;
+    }
+
     const std::string key_;
 };
 

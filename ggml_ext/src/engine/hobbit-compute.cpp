@@ -95,7 +95,9 @@ void hobbit_model::begin_batch(const hobbit_context & context, uint32_t n_tokens
     for (const auto & [sequence, n] : batch.sequences()) {
         policy_->begin_tokens(uint32_t(sequence), n);
     }
-    run_->passes.begin(batch, run_->thresholds, can_repeat);
+    if (passes_) {
+        passes_->begin(batch, run_->thresholds, can_repeat);
+    }
     recorder_.begin_batch(batch);
 }
 
@@ -133,12 +135,7 @@ bool hobbit_model::repeats_batch(const hobbit_context & context, const float * l
         }
         return true; // the second pass fails
     }
-    const uint64_t n_unsure  = run_->passes.judge(run_->batch, run_->thresholds, logits, n_vocab);
-    stats_.tokens_repeated  += n_unsure;
-    if (n_unsure == 0) {
-        count_selections(run_->passes.counts(), stats_);
-    }
-    return n_unsure > 0;
+    return passes_ && passes_->repeats(run_->batch, run_->thresholds, logits, n_vocab, stats_);
 }
 
 //
@@ -168,7 +165,6 @@ status hobbit_model::change_settings(const hobbit_context & context, int32_t seq
 }
 
 hobbit_precision hobbit_model::precision(const hobbit_context & context, int32_t sequence) const {
-    mutex_lock               lock(mutex_);
-    const score_thresholds & t = run_->thresholds.own(context.global(sequence));
-    return { t.t1, t.t2, t.price };
+    mutex_lock lock(mutex_);
+    return run_->thresholds.own(context.global(sequence)).c();
 }

@@ -7,7 +7,7 @@
 #include "device/repacked-layout.h"
 #include "ggml-impl.h"
 #include "io/staging-buffer.h"
-#include "plan/layer-assignment.h"
+#include "plan/memory-budget.h"
 
 #include <algorithm>
 #include <chrono>
@@ -87,7 +87,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
                              s.message().c_str());
     }
     std::vector<ggml_backend_dev_t> named;
-    HOBBIT_TRY(opened->check_thresholds(opened->settings_.thresholds()));
+    HOBBIT_TRY(opened->check_numbers(opened->settings_.thresholds()));
     HOBBIT_TRY(find_compute_devices(opened->settings_.device(), named));
     if (!has_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), "CPU_PLAIN_ROWS")) {
         return status::error("the CPU backend that was loaded is another llama.cpp's: remove it from the library path");
@@ -102,16 +102,18 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     return {};
 }
 
-status hobbit_model::check_thresholds(const score_thresholds & t) const {
-    if (t.t1 < 1.0 && t.t2 > t.t1 && index_.n_tiers() == 1) {
-        return status::error("t1 = %g asks for low-precision experts, and '%s' has none: add them with "
-                             "pyhobbit convert, or leave t1 at 1",
-                             t.t1, index_.files()[0].c_str());
-    }
-    if (t.price > 0.0 && costs_.empty()) {
+status hobbit_model::check_numbers(const rule_numbers & t) const {
+    const bool needs_costs = registered_rule::traits(settings_.rule()).needs_costs;
+    if (needs_costs && !t.all_high() && costs_.empty()) {
         return status::error("the rule %s needs the costs that a calibration measures, and '%s' has none: run pyhobbit "
                              "calibrate, or give t1 and t2",
                              settings_.rule().c_str(), index_.files()[0].c_str());
+    }
+    if (!needs_costs && asks_for_low(settings_.rule(), t) && index_.n_tiers() == 1) {
+        const rule_number & lossy = *numbers_of(settings_.rule()).front();
+        return status::error("%s = %g asks for low-precision experts, and '%s' has none: add them with pyhobbit "
+                             "convert, or leave %s at %g",
+                             lossy.spec.option, t[lossy], index_.files()[0].c_str(), lossy.spec.option, lossy.exact);
     }
     return {};
 }
@@ -191,7 +193,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     policy_           = registered_policy::make(options);
     rule_             = registered_rule::make(rule());
     const layer_step step(*rule_, *policy_, settings_.flag("hobbit.strict"));
-    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds()), {} });
+    run_.reset(new run_state{ step, sequence_thresholds(settings_.thresholds()), {}, nullptr, passes_.get() });
 }
 
 hobbit_model::~hobbit_model() {
@@ -247,7 +249,7 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     mutex_lock lock(mutex_);
     GGML_ASSERT(!is_placed_);
     can_repeat_ = can_repeat;
-    HOBBIT_TRY(check_confidence(settings_.thresholds()));
+    HOBBIT_TRY(check_passes(settings_.thresholds()));
     std::vector<ggml_backend_dev_t> of_layers;
     for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
         const uint32_t block = index_.layer(layer).block;
@@ -282,39 +284,30 @@ status hobbit_model::set_router(uint32_t block, const hobbit_router & router) {
 // changing and observing
 //
 
-status hobbit_model::check_confidence(const score_thresholds & t) const {
-    if (t.confidence > 0.0 && !can_repeat_) {
-        return status::error("a confidence computes tokens a second time, and layers of '%s' keep a state that only "
-                             "one pass may change: run this model with confidence = 0",
-                             index_.files()[0].c_str());
-    }
-    if (t.confidence > 0.0 && t.all_high()) {
-        return status::error("hobbit.confidence computes unsure tokens again, all high, and here every token is all "
-                             "high at first: give hobbit.rule rank beside it, or a hobbit.t1 below 1");
-    }
-    return {};
+status hobbit_model::check_passes(const rule_numbers & t) const {
+    return passes_ ? passes_->check(t, can_repeat_, index_.files()[0]) : status();
 }
 
 // `changed`: the settings with these changes, where they can be.
 status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_changes, settings & changed) const {
     changed = settings_;
     HOBBIT_TRY(changed.change(changes, n_changes));
-    const score_thresholds t            = changed.thresholds();
-    const bool             asks_for_low = t.price > 0.0 || (t.t1 < 1.0 && t.t2 > t.t1);
-    const auto             has_low      = [](const auto & engine) { return engine->cache().n_slots(tier_id::low) > 0; };
-    if (prepared_ && asks_for_low && index_.n_tiers() > 1 && std::none_of(engines_.begin(), engines_.end(), has_low)) {
-        const std::string asked = !changed.text(QUALITY).empty() ? "--quality " + changed.text(QUALITY)
-                                  : t.price > 0.0                ? format("--price %g", t.price)
-                                                                 : format("--t1 %g --t2 %g", t.t1, t.t2);
+    const rule_numbers t       = changed.thresholds();
+    const auto         has_low = [](const auto & engine) { return engine->cache().n_slots(tier_id::low) > 0; };
+    if (prepared_ && asks_for_low(changed.rule(), t) && index_.n_tiers() > 1 &&
+        std::none_of(engines_.begin(), engines_.end(), has_low)) {
+        const std::string word  = changed.text(QUALITY);
+        const std::string asked = word.empty() ? text_of(changed.rule(), t, "--", " ") : "--quality " + word;
         return status::error("no memory was set aside for the low tier: restart with %s", asked.c_str());
     }
-    const auto sets_confidence = [](const hobbit_setting & each) {
-        return each.key == std::string("hobbit.confidence");
+    const auto judges = [](const hobbit_setting & each) {
+        const rule_number * number = rule_number::find(each.key);
+        return number && !number->asks_for_precision();
     };
-    if (std::any_of(changes, changes + n_changes, sets_confidence)) {
-        HOBBIT_TRY(check_confidence(t));
+    if (std::any_of(changes, changes + n_changes, judges)) {
+        HOBBIT_TRY(check_passes(t));
     }
-    return check_thresholds(t);
+    return check_numbers(t);
 }
 
 status hobbit_model::set_costs(std::vector<float> low, std::vector<float> skip) {
@@ -388,8 +381,7 @@ void hobbit_model::set_reporting() {
 }
 
 hobbit_info hobbit_model::info() const {
-    mutex_lock             lock(mutex_);
-    const score_thresholds t = settings_.thresholds();
+    mutex_lock lock(mutex_);
 
     hobbit_info i      = {};
     i.n_layers         = uint32_t(index_.n_layers());
@@ -400,13 +392,11 @@ hobbit_info hobbit_model::info() const {
     i.tier_bytes_low   = index_.tier_bytes(tier_id::low);
     i.token_bytes_high = index_.token_bytes(tier_id::high);
     i.token_bytes_low  = index_.token_bytes(tier_id::low);
-    i.t1               = t.t1;
-    i.t2               = t.t2;
-    i.price            = t.price;
     i.direct_io        = reader_.direct_io();
     i.n_absent_high    = index_.n_absent_high();
     i.on_device        = host_ != nullptr;
     i.snapshot_bytes   = slots_.snapshot_bytes;
+    text_of(settings_.rule(), settings_.thresholds()).copy(i.precision, sizeof(i.precision) - 1);
     for (layer_id l = 0; l < index_.n_layers(); l++) {
         const layer_shape & layer  = index_.layer(l);
         i.n_run_layers            += layer.is_run;

@@ -155,9 +155,9 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status       open_files();
     void                 build(const std::vector<ggml_backend_dev_t> & devices);
     bool                 memory_is_short(bool in_host) const;
-    hobbit::status       check_thresholds(const hobbit::score_thresholds & t) const;
+    hobbit::status       check_numbers(const hobbit::rule_numbers & t) const;
+    hobbit::status       check_passes(const hobbit::rule_numbers & t) const REQUIRES(mutex_);
     hobbit::rule_options rule() const;
-    hobbit::status       check_confidence(const hobbit::score_thresholds & t) const REQUIRES(mutex_);
     void                 assign_layers(const std::vector<ggml_backend_dev_t> & of_layers);
 
     // The engine that computes the block's experts; any engine for a block without experts.
@@ -196,6 +196,8 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::stats             host_stats_; // counters of host_
     hobbit::posix_file_reader reader_;
     hobbit::precision_costs   costs_;
+
+    const std::unique_ptr<hobbit::batch_passes> passes_ = hobbit::make_passes(); // null: each batch has one pass
 
     // from place_layers on
     std::atomic<bool>                                   is_placed_{ false };

@@ -5,57 +5,48 @@
 
 namespace hobbit {
 
-// Prices above the calibrated one where the calibration has none for `fast`: the divergence grows about as fast.
-static constexpr double FAST_PRICES = 4.0;
-
-// From this precision on, a low tier costs little: docs/quality.md has the divergences.
-static constexpr double FINE_BITS = 4.0;
-
-static std::string text_of(const score_thresholds & t) {
-    return t.price > 0.0 ? format("price %.3g", t.price)
-           : t.t1 < 1.0  ? format("t1 %.3g, t2 %.3g", t.t1, t.t2)
-                         : "all experts in high precision";
-}
-
-static quality_level of_type(double low_bits, bool is_fast) {
-    const bool             is_fine = low_bits >= FINE_BITS;
-    const double           t1      = is_fast ? (is_fine ? 0.3 : 0.6) : (is_fine ? 0.6 : 0.7);
-    const score_thresholds t       = { t1, is_fast ? 0.9 : 1.0 };
-    return { t, format("not calibrated: %s for a low tier of %.2g bits", text_of(t).c_str(), low_bits) };
+static std::string reason_of(const std::string & rule, const rule_numbers & t) {
+    const std::string text = text_of(rule, t);
+    return text.empty() ? "all experts in high precision" : text;
 }
 
 quality_levels find_quality_levels(const std::string & rule, const std::map<std::string, double> & fitted,
                                    double low_bits) {
-    const auto has = [&](const std::string & key) { return fitted.count("hobbit." + key) > 0; };
-    const auto get = [&](const std::string & key, double other) {
-        return has(key) ? fitted.at("hobbit." + key) : other;
-    };
-    const bool       priced = takes_price(rule);
-    score_thresholds small, fast;
-    if (priced) {
-        small.price = get("price", 0.0);
-        fast.price  = get("fast.price", FAST_PRICES * small.price);
-    } else {
-        small = { get("t1", 1.0), get("t2", 1.0) };
-        fast  = { get("fast.t1", 1.0), get("fast.t2", 1.0) };
-    }
     quality_levels levels;
-    const bool     is_fitted  = priced || has("t1");
-    const bool     knows_fast = priced || has("fast.t1");
-    levels[0].reason          = text_of({});
+    levels[0].reason = reason_of(rule, {});
     if (low_bits <= 0.0) {
         levels[1].reason = levels[2].reason = "no low tier, so that all experts are in high precision";
         return levels;
     }
-    levels[1] = is_fitted ? quality_level{ small, "calibrated: " + text_of(small) } : of_type(low_bits, false);
-    levels[2] = knows_fast ? quality_level{ fast, "calibrated: " + text_of(fast) } : of_type(low_bits, true);
+    const rule_traits traits = registered_rule::traits(rule);
+    for (const bool is_fast : { false, true }) {
+        quality_level & level     = levels[is_fast ? 2 : 1];
+        bool            is_fitted = !traits.of_bits;
+        if (is_fast && traits.fast_of) {
+            level.numbers = traits.fast_of(levels[1].numbers);
+        }
+        for (const rule_number * each : numbers_of(rule)) {
+            const auto found = fitted.find(std::string(is_fast ? "hobbit.fast." : "hobbit.") + each->spec.option);
+            if (found != fitted.end()) {
+                level.numbers[*each] = found->second;
+                is_fitted            = true;
+            }
+        }
+        if (is_fitted) {
+            level.reason = "calibrated: " + reason_of(rule, level.numbers);
+        } else {
+            level.numbers = traits.of_bits(low_bits, is_fast);
+            level.reason  = format("not calibrated: %s for a low tier of %.2g bits",
+                                   reason_of(rule, level.numbers).c_str(), low_bits);
+        }
+    }
     return levels;
 }
 
 std::string settings::precision_number(const std::string & keys) {
     const auto & rows  = setting_table();
     const auto   found = std::find_if(rows.begin(), rows.end(), [&](const auto & row) {
-        return find_word(QUALITY_NUMBERS, row.key) >= 0 && find_word(keys.c_str(), row.key) >= 0;
+        return find_word(find_setting(QUALITY)->replaced_by, row.key) >= 0 && find_word(keys.c_str(), row.key) >= 0;
     });
     return found == rows.end() ? "" : found->key;
 }
@@ -79,11 +70,8 @@ status settings::resolve_quality(double low_bits) {
 status settings::apply_quality() {
     const std::string     word  = values_.text(QUALITY);
     const quality_level & level = levels_[size_t(find_word(QUALITY_WORDS, word))];
-    for (const auto & [key, value] : { std::pair("hobbit.t1", level.numbers.t1),
-                                       { "hobbit.t2", level.numbers.t2 },
-                                       { "hobbit.price", level.numbers.price },
-                                       { "hobbit.confidence", 0.0 } }) {
-        HOBBIT_TRY(values_.set(key, value, HOBBIT_SOURCE_COMPUTED, "the quality's"));
+    for (const rule_number * each : rule_number::all()) {
+        HOBBIT_TRY(values_.set(each->spec.key, level.numbers[*each], HOBBIT_SOURCE_COMPUTED, "the quality's"));
     }
     values_.note(QUALITY, level.reason);
     return {};

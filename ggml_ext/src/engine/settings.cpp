@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/settings.h"
 
-#include "plan/batch-passes.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
 
@@ -62,18 +61,39 @@ const char * default_weight() {
     return text.c_str();
 }
 
-constexpr const char * NUMBERS      = "hobbit.rule hobbit.price hobbit.t1 hobbit.t2"; // the rule and its numbers
-constexpr const char * REPLACED     = "hobbit.quality hobbit.rule hobbit.price hobbit.t1 hobbit.t2";
-constexpr const char * THRESHOLDS   = "hobbit.t1 hobbit.t2";
 constexpr const char * WEIGHTS      = "hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
 constexpr const char * POLICY       = "hobbit.policy hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
 constexpr const char * OTHER_BOUNDS = "hobbit.memory hobbit.device_memory";
 constexpr const char * POOLS        = "hobbit.pools";
 
+// `first`, and the keys of the numbers that ask for precision, or of all.
+const char * number_keys(const char * first, bool all = false) {
+    static std::map<std::pair<const char *, bool>, std::string> texts;
+    std::string &                                               keys = texts[{ first, all }];
+    for (const rule_number * each : keys.empty() ? rule_number::all() : std::vector<const rule_number *>()) {
+        keys +=
+            (keys.empty() ? first : "") + std::string(" ") + (all || each->asks_for_precision() ? each->spec.key : "");
+    }
+    return keys.c_str();
+}
+
+constexpr const char * RULE = "hobbit.rule"; // keys that exclude each other's stored values, with number_keys
+constexpr const char * RULE_AND_QUALITY = "hobbit.quality hobbit.rule";
+
+// The rows, and behind hobbit.rule those of numbers.
+std::vector<hobbit_setting_spec> with_number_rows(std::vector<hobbit_setting_spec> rows) {
+    auto at = std::find_if(rows.begin(), rows.end(), [](auto & row) { return row.key == std::string("hobbit.rule"); });
+    for (const rule_number * each : rule_number::all()) {
+        at              = rows.insert(at + 1, each->spec);
+        at->replaced_by = each->asks_for_precision() ? number_keys(RULE_AND_QUALITY) : QUALITY;
+    }
+    return rows;
+}
+
 // Columns: key, option, type, min, max, default, note on the default, choices, unit, stored, live, replaced by; help.
 // The order is that of the documents.
 const std::vector<hobbit_setting_spec> & core_rows() {
-    static const std::vector<hobbit_setting_spec> rows = {
+    static const std::vector<hobbit_setting_spec> rows = with_number_rows({
         { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %, or 2 GiB by a display", NONE,
           "bytes", false, false, POOLS, "Limit for the whole process, e.g. 8G." },
         { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, OTHER_BOUNDS,
@@ -83,19 +103,11 @@ const std::vector<hobbit_setting_spec> & core_rows() {
         { "hobbit.requests", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
           "Memory that the pools leave to a server's requests while it reads them." },
         { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated, else lossless", QUALITY_WORDS, NONE, false,
-          true, QUALITY_NUMBERS,
+          true, number_keys(RULE, true),
           "Chooses rule, thresholds and price: no loss, the loss that the calibration allowed, or more of it for "
           "speed." },
         { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<registered_rule>(), NONE, true,
-          false, REPLACED, help<registered_rule>("Decides the precision of experts:") },
-        { "hobbit.price", "price", NUMBER, 0, 1e9, "0", "the calibration's", NONE, "nats", true, true, REPLACED,
-          "Rule price: quality loss accepted to save loading an expert." },
-        { "hobbit.t1", "t1", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
-          "High precision until the weights sum to t1, then the low tier; 1: all high." },
-        { "hobbit.t2", "t2", NUMBER, 0, 1, "1", NONE, NONE, NONE, true, true, REPLACED,
-          "Low tier from t1 to t2; experts beyond t2 are skipped." },
-        { "hobbit.confidence", "confidence", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, true, QUALITY,
-          "Tokens whose best probability is not above this are computed again, all high; 0: none are." },
+          false, number_keys(RULE_AND_QUALITY), help<registered_rule>("Decides the precision of experts:") },
         { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true, false, NONE,
           "Share of the cache reserved for low-precision experts." },
         { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<registered_policy>(), NONE, true, false, POLICY,
@@ -148,11 +160,15 @@ const std::vector<hobbit_setting_spec> & core_rows() {
           "Give each token exactly the precision that the rule decides, whatever is resident." },
         { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
           "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
-    };
+    });
     return rows;
 }
 
 const bool is_registered = register_first_settings(core_rows);
+
+// The thresholds are those of Mixtral-8x7B, section 3.2.
+const bool is_hobbit =
+    register_paper({ "hobbit", "a low tier", "rule=gate t1=0.6 t2=0.9 policy=hobbit predictor=router" });
 
 template <size_t n>
 void copy_text(const std::string & text, char (&to)[n]) {
@@ -171,6 +187,15 @@ static std::string share_key(const std::string & rule_name) {
     return "hobbit." + rule_name + ".low_share";
 }
 
+// The options of a rule's numbers.
+static std::string options_of(const std::string & rule_name, const char * separator, const char * prefix = "") {
+    std::string all;
+    for (const rule_number * each : numbers_of(rule_name)) {
+        all += (all.empty() ? prefix : separator) + std::string(each->spec.option);
+    }
+    return all;
+}
+
 std::vector<std::string> settings::stored_keys() {
     std::vector<std::string> keys;
     for (const hobbit_setting_spec & each : setting_table()) {
@@ -181,12 +206,18 @@ std::vector<std::string> settings::stored_keys() {
     for (const std::string & name : registered_rule::names()) {
         keys.push_back(share_key(name));
     }
-    keys.insert(keys.end(), { "hobbit.fast.t1", "hobbit.fast.t2", "hobbit.fast.price" });
+    for (const rule_number * each : rule_number::all()) {
+        keys.push_back(std::string("hobbit.fast.") + each->spec.option);
+    }
     return keys;
 }
 
-score_thresholds settings::thresholds() const {
-    return { number("hobbit.t1"), number("hobbit.t2"), number("hobbit.price"), number("hobbit.confidence") };
+rule_numbers settings::thresholds() const {
+    rule_numbers numbers;
+    for (const rule_number * each : rule_number::all()) {
+        numbers[*each] = number(each->spec.key);
+    }
+    return numbers;
 }
 
 std::array<double, 4> settings::weights() const {
@@ -207,7 +238,7 @@ budget settings::bounds() const {
              pools(),
              count("hobbit.device_memory"),
              low_share(),
-             low_demand(),
+             low_demand(rule(), thresholds()),
              uint32_t(count("hobbit.snapshots")),
              uint32_t(count("hobbit.least_snapshots")) };
 }
@@ -215,8 +246,8 @@ budget settings::bounds() const {
 bool settings::asked() const {
     return flag("hobbit.enable") || text("hobbit.placement") == "cache" || !device().empty() ||
            !text("hobbit.sidecar").empty() || !text("hobbit.trace").empty() || !text("hobbit.timeline").empty() ||
-           values_.any_given("hobbit.memory hobbit.pools hobbit.t1 hobbit.t2 hobbit.price hobbit.device_memory "
-                             "hobbit.mode");
+           values_.any_given("hobbit.memory hobbit.pools hobbit.device_memory hobbit.mode") ||
+           values_.any_given(number_keys(""));
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
@@ -226,29 +257,46 @@ status settings::apply(const hobbit_setting * given, size_t n_given) {
         keys += std::string(" ") + given[i].key;
     }
     HOBBIT_TRY(check_quality(keys));
+    HOBBIT_TRY(move_limits(keys));
     HOBBIT_TRY(derive());
     return check();
 }
 
+// Moves a number that limits another one, or is limited by it, where the other one alone is given. keys: those given
+status settings::move_limits(const std::string & keys) {
+    for (const rule_number * low : rule_number::all()) {
+        const rule_number * high = low->limit ? rule_number::find(low->limit) : nullptr;
+        if (!high || number(low->spec.key) <= number(high->spec.key)) {
+            continue;
+        }
+        const bool gives_low = find_word(keys.c_str(), low->spec.key) >= 0;
+        if (gives_low != (find_word(keys.c_str(), high->spec.key) >= 0)) {
+            const rule_number & given = gives_low ? *low : *high;
+            HOBBIT_TRY(values_.set((gives_low ? high : low)->spec.key, number(given.spec.key), HOBBIT_SOURCE_COMPUTED,
+                                   std::string("as ") + given.spec.option + " is given"));
+        }
+    }
+    return {};
+}
+
 // Gives settings that the caller left out the values that follow from those given.
 status settings::derive() {
-    const bool gates = values_.any_given(THRESHOLDS);
-    const auto set   = [&](const char * key, const setting_value & value, const char * note) {
+    const auto set = [&](const char * key, const setting_value & value, const std::string & note) {
         return values_.is_given(key) ? status() : values_.set(key, value, HOBBIT_SOURCE_COMPUTED, note);
     };
-    if (values_.is_given("hobbit.t2")) {
-        HOBBIT_TRY(set("hobbit.t1", std::min(1.0, values_.number("hobbit.t2")), "as t2 is given"));
+    std::string owner; // the rule of a number that is given
+    for (const rule_number * each : rule_number::all()) {
+        owner = owner.empty() && values_.is_given(each->spec.key) ? each->rule : owner;
     }
-    if (values_.is_given("hobbit.price")) {
-        HOBBIT_TRY(set("hobbit.rule", "price", "as price is given"));
-    } else if (gates) {
-        HOBBIT_TRY(set("hobbit.rule", "gate", "as t1 or t2 is given"));
+    if (!owner.empty()) {
+        HOBBIT_TRY(set("hobbit.rule", owner, "as " + options_of(owner, " or ") + " is given"));
     }
-    if (const double t = own_threshold(); t >= 0.0 && !gates) {
-        for (const auto & [key, value] :
-             { std::pair("hobbit.t1", t), { "hobbit.t2", t }, { "hobbit.low_share", 0.0 } }) {
-            HOBBIT_TRY(set(key, value, "the rule's"));
+    const rule_traits traits = registered_rule::traits(rule());
+    if (values_.is_given("hobbit.rule") && traits.own_value >= 0.0 && !values_.any_given(traits.numbers)) {
+        for (const rule_number * each : numbers_of(rule())) {
+            HOBBIT_TRY(set(each->spec.key, traits.own_value, "the rule's"));
         }
+        HOBBIT_TRY(set("hobbit.low_share", 0.0, "the rule's"));
     }
     if (values_.any_given(WEIGHTS)) {
         HOBBIT_TRY(set("hobbit.policy", "hobbit", "as weights are given"));
@@ -261,21 +309,15 @@ status settings::derive() {
     return {};
 }
 
-// The threshold of a rule that the caller names and that has one of its own, or a negative number.
-double settings::own_threshold() const {
-    return values_.is_given("hobbit.rule") ? registered_rule::traits(values_.text("hobbit.rule")).own_threshold : -1.0;
-}
-
 // Returns true if a stored value does not apply beside those given. rule_name: the rule that the model gets
 bool settings::is_overruled(const std::string & key, const std::string & rule_name) const {
-    if (key == "hobbit.price") {
-        return !takes_price(rule_name);
-    }
-    if (find_word(THRESHOLDS, key) >= 0) {
-        return values_.any_given(THRESHOLDS) || own_threshold() >= 0.0 || takes_price(rule_name);
+    if (rule_number::find(key)) {
+        const rule_traits traits = registered_rule::traits(rule_name);
+        return find_word(traits.numbers, key) < 0 || values_.any_given(traits.numbers) ||
+               (values_.is_given("hobbit.rule") && traits.own_value >= 0.0);
     }
     const hobbit_setting_spec * row = find_setting(key);
-    return row && values_.any_given(key == "hobbit.rule" ? NUMBERS : row->replaced_by);
+    return row && values_.any_given(key == "hobbit.rule" ? number_keys(RULE) : row->replaced_by);
 }
 
 status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
@@ -284,7 +326,7 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
         const auto * name = std::get_if<std::string>(&value);
         stored_rule       = key == "hobbit.rule" && name ? *name : stored_rule;
     }
-    const std::string rule_name = values_.any_given(NUMBERS) ? rule() : stored_rule;
+    const std::string rule_name = values_.any_given(number_keys(RULE)) ? rule() : stored_rule;
     for (size_t i = 0; i < stored.size(); i++) {
         auto [key, value] = stored[i];
         if (key == share_key(rule_name)) {
@@ -330,19 +372,11 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
     } else if (!precision_number(keys).empty()) {
         values_.clear(QUALITY);
     }
-    const double t1         = values_.number("hobbit.t1");
-    const double t2         = values_.number("hobbit.t2");
-    const bool   changes_t1 = find_word(keys.c_str(), "hobbit.t1") >= 0;
-    const bool   changes_t2 = find_word(keys.c_str(), "hobbit.t2") >= 0;
-    if (changes_t1 && !changes_t2 && t1 > t2) {
-        HOBBIT_TRY(values_.set("hobbit.t2", t1, HOBBIT_SOURCE_COMPUTED, "as t1 is given"));
-    } else if (changes_t2 && !changes_t1 && t1 > t2) {
-        HOBBIT_TRY(values_.set("hobbit.t1", t2, HOBBIT_SOURCE_COMPUTED, "as t2 is given"));
-    }
-    const bool is_priced = takes_price(rule());
-    if (is_priced ? thresholds().t1 < 1.0 : thresholds().price > 0.0) {
-        return status::error(is_priced ? "this model runs by a price: restart with --rule gate to use t1 and t2"
-                                       : "this model runs by t1 and t2: restart with --rule price to use a price");
+    HOBBIT_TRY(move_limits(keys));
+    if (const rule_number * other = number_of_another_rule()) {
+        return status::error("this model runs by %s: restart with --rule %s to use %s",
+                             options_of(rule(), " and ").c_str(), other->rule.c_str(),
+                             options_of(other->rule, " and ").c_str());
     }
     return check();
 }
@@ -353,7 +387,8 @@ void settings::compute(const std::string & key, const setting_value & value, con
 
 std::string settings::note_on(const std::string & key) const {
     if (key == "hobbit.low_share" && low_share() < 0.0) {
-        return low_demand() > 0 ? format("%g slots for each of the high pool", low_demand()) : "no use of the low tier";
+        const double demand = low_demand(rule(), thresholds());
+        return demand > 0 ? format("%g slots for each of the high pool", demand) : "no use of the low tier";
     }
     return values_.at(key).note;
 }
@@ -373,8 +408,15 @@ void settings::describe(hobbit_resolved_setting * rows, size_t n_rows) const {
     }
 }
 
-double settings::low_demand() const {
-    return takes_price(rule()) ? (thresholds().price > 0.0 ? 1.0 : 0.0) : 1.0 - thresholds().t1;
+// A number that asks for less than all high, and that the rule does not know. Null: none.
+const rule_number * settings::number_of_another_rule() const {
+    for (const rule_number * each : rule_number::all()) {
+        const bool is_known = find_word(registered_rule::traits(rule()).numbers, each->spec.key) >= 0;
+        if (each->asks_for_precision() && !is_known && number(each->spec.key) != each->exact) {
+            return each;
+        }
+    }
+    return nullptr;
 }
 
 //
@@ -382,30 +424,25 @@ double settings::low_demand() const {
 //
 
 status settings::check() const {
-    const score_thresholds t         = thresholds();
-    const bool             is_priced = takes_price(rule());
     if (values_.any_given(WEIGHTS) && policy() != "hobbit") {
         return status::error("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
                              "hobbit.policy is '%s'",
                              policy().c_str());
     }
-    if (is_priced && t.t1 < 1.0) {
-        return status::error("hobbit.t1 and hobbit.t2 belong to the rule gate, and the rule here is %s: give "
-                             "hobbit.price in their place, or hobbit.rule gate",
-                             rule().c_str());
+    if (const rule_number * other = number_of_another_rule()) {
+        const bool are_several = numbers_of(other->rule).size() > 1;
+        return status::
+            error("%s belong%s to the rule %s, and the rule here is %s: give %s in %s place, or hobbit.rule %s",
+                  options_of(other->rule, " and hobbit.", "hobbit.").c_str(), are_several ? "" : "s",
+                  other->rule.c_str(), rule().c_str(), options_of(rule(), " and hobbit.", "hobbit.").c_str(),
+                  are_several ? "their" : "its", other->rule.c_str());
     }
-    if (!is_priced && t.price > 0.0) {
-        return status::error("hobbit.price belongs to the rule price, and the rule here is %s: give hobbit.t1 "
-                             "and hobbit.t2 in its place, or hobbit.rule price",
-                             rule().c_str());
-    }
-    if (t.confidence > 0.0 && registered_judge::names().empty()) {
-        return status::error("hobbit.confidence needs a judge of drafts, and this build has none: leave it at 0");
-    }
-    if (t.t1 > t.t2) {
-        return status::error("hobbit.t1 (%g) must not be above hobbit.t2 (%g): between the two, experts are "
-                             "used in low precision",
-                             t.t1, t.t2);
+    for (const rule_number * each : rule_number::all()) {
+        if (each->limit && number(each->spec.key) > number(each->limit)) {
+            return status::
+                error("%s (%g) must not be above %s (%g): between the two, experts are used in low precision",
+                      each->spec.key, number(each->spec.key), each->limit, number(each->limit));
+        }
     }
     if (number("hobbit.device_memory") > 0 && pools() > 0) {
         return status::error("hobbit.device_memory limits all that experts take on a GPU and hobbit.pools the cache "

@@ -19,13 +19,11 @@ namespace hobbit {
 
 // The meaning of one word of hobbit.quality for one model. reason: for users, where the numbers come from
 struct quality_level {
-    score_thresholds numbers;
-    std::string      reason;
+    rule_numbers numbers;
+    std::string  reason;
 };
 
 constexpr const char * QUALITY = "hobbit.quality";
-constexpr const char * QUALITY_NUMBERS =
-    "hobbit.rule hobbit.price hobbit.t1 hobbit.t2 hobbit.confidence"; // it sets them
 
 // The words, by the place of their levels.
 constexpr const char * QUALITY_WORDS = "lossless small-loss fast";
@@ -48,7 +46,7 @@ class settings {
     bool                flag(const char * key) const { return values_.number(key) != 0.0; }
     const std::string & text(const char * key) const { return values_.text(key); }
 
-    score_thresholds      thresholds() const;
+    rule_numbers          thresholds() const;
     std::array<double, 4> weights() const; // weights of policy hobbit
     compute_mode          mode() const;
     uint64_t              memory() const { return count("hobbit.memory"); } // 0: computed
@@ -68,8 +66,8 @@ class settings {
     // find_quality_levels. REQUIRES: apply_stored() comes before, where a file stores settings
     status resolve_quality(double low_bits);
 
-    // Changes live settings; of t1 and t2 one that is changed alone moves the other where t1 would be above t2. An
-    // error leaves the settings unusable.
+    // Changes live settings. A number that is changed alone moves the one that limits it, or that it limits, where it
+    // must. An error leaves the settings unusable.
     status change(const hobbit_setting * changes, size_t n_changes);
 
     // Keeps what was computed for a setting that nobody gives. REQUIRES: a value of the row's type
@@ -96,15 +94,17 @@ class settings {
 
   private:
     double      low_share() const; // negative: follows from the thresholds
-    double      low_demand() const;
     std::string note_on(const std::string & key) const;
-    double      own_threshold() const;
     bool        is_overruled(const std::string & key, const std::string & rule) const;
-    // The first of QUALITY_NUMBERS among the keys, or "".
+
+    const rule_number * number_of_another_rule() const;
+
+    // The first setting among the keys that hobbit.quality sets, or "".
     static std::string precision_number(const std::string & keys);
 
     static status check_quality(const std::string & keys); // keys: that are given together
     status        apply_quality();
+    status        move_limits(const std::string & keys);
     status        derive();
     status        check() const;
 

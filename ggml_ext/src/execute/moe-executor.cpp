@@ -267,7 +267,7 @@ void moe_executor::plan() {
             each->adjust(in, precisions, served);
         }
     };
-    const auto is_new = [&](int32_t i, precision served) { return run_.passes.is_new(routing, i, served); };
+    const auto is_new = [&](int32_t i, precision served) { return run_.passes->is_new(routing, i, served); };
     layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence() }, sequences, counts,
                                 nullptr, is_second() ? layer_step::novelty(is_new) : nullptr, adjust);
     count(counts);
@@ -295,7 +295,7 @@ void moe_executor::count(const step_counts & counts) {
         }
     }
     if (run_.batch.pass() == batch_pass::draft) {
-        run_.passes.keep(layer_.routing, layer_.plan, counts);
+        run_.passes->keep(layer_.routing, layer_.plan, counts);
     } else {
         count_selections(counts, stats_);
     }

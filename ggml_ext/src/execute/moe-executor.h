@@ -4,6 +4,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "cache/expert-cache.h"
+#include "doors/batch-passes.h"
 #include "doors/layer-hooks.h"
 #include "execute/expert-stream.h"
 #include "execute/hits-ahead.h"
@@ -12,9 +13,7 @@
 #include "model/expert-index.h"
 #include "offload/cpu-share.h"
 #include "plan/batch-info.h"
-#include "plan/batch-passes.h"
-#include "plan/layer-step.h"
-#include "plan/sequence-thresholds.h"
+#include "plan/layer-plan.h"
 #include "predict/prefetcher.h"
 
 #include <functional>
@@ -41,7 +40,7 @@ struct run_state {
     batch_info          batch; // the current one
 
     std::function<void(const layer_report &)> observer = nullptr; // hears of each layer and batch once; may be null
-    batch_passes                              passes   = {};      // over the current batch
+    batch_passes *                            passes   = nullptr; // over the current batch; null: it has one pass
 };
 
 // Adds a pass that is kept.

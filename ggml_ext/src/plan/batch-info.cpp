@@ -27,4 +27,23 @@ std::vector<batch_info::row> batch_info::rows(int64_t n_rows) const {
     return std::vector<row>(size_t(n_rows), { 0, -1 });
 }
 
+std::vector<rule_numbers> sequence_thresholds::of(const std::vector<batch_info::row> & rows) const {
+    std::vector<rule_numbers> all;
+    for (const batch_info::row & row : rows) {
+        all.push_back(of(row.sequence));
+    }
+    return all;
+}
+
+rule_numbers sequence_thresholds::highest(const batch_info & batch) const {
+    if (batch.sequences().empty()) {
+        return common_;
+    }
+    rule_numbers most = of(batch.sequences().begin()->first);
+    for (const auto & entry : batch.sequences()) {
+        most = rule_numbers::higher(most, of(entry.first));
+    }
+    return most;
+}
+
 } // namespace hobbit

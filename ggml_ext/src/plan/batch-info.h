@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "plan/precision-rule.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -45,6 +49,44 @@ class batch_info {
     std::vector<row>            outputs_; // the tokens that have an output
     std::map<int32_t, uint32_t> n_tokens_;
     batch_pass                  pass_ = batch_pass::only;
+};
+
+// The thresholds in force: a sequence's own, or else the common ones, unless it is raised. Thread-safety: none.
+class sequence_thresholds {
+  public:
+    explicit sequence_thresholds(const rule_numbers & common = {}) : common_(common) {}
+
+    void set(const rule_numbers & common) { common_ = common; }
+
+    void set(int32_t sequence, const rule_numbers & own) { own_[sequence] = own; }
+
+    // Clears the sequences from `first` up to `end`.
+    void clear(int32_t first, int32_t end) { own_.erase(own_.lower_bound(first), own_.lower_bound(end)); }
+
+    // These sequences are in high precision until the next call.
+    void raise(std::set<int32_t> sequences) { raised_ = std::move(sequences); }
+
+    // The sequence's own thresholds, raised or not.
+    const rule_numbers & own(int32_t sequence) const {
+        const auto found = own_.find(sequence);
+        return found == own_.end() ? common_ : found->second;
+    }
+
+    const rule_numbers & of(int32_t sequence) const {
+        static const rule_numbers all_high;
+        return raised_.count(sequence) > 0 ? all_high : own(sequence);
+    }
+
+    // [row]
+    std::vector<rule_numbers> of(const std::vector<batch_info::row> & rows) const;
+
+    // Thresholds that satisfy every sequence of the batch; the common ones if it names none.
+    rule_numbers highest(const batch_info & batch) const;
+
+  private:
+    rule_numbers                    common_;
+    std::map<int32_t, rule_numbers> own_; // [sequence]
+    std::set<int32_t>               raised_;
 };
 
 } // namespace hobbit

@@ -5,6 +5,7 @@
 #include "model/expert.h"
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace hobbit {
@@ -92,5 +93,11 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
 // of host memory: as many as are wanted, as far as a share of it or what is left beside all experts reaches, but not
 // less than the least. Pure.
 status plan_pools(const budget & b, const pool_demand & demand, const other_memory & other, pool_plan & plan);
+
+// Assigns each layer to one of several devices. A given assignment stands. The devices take the other layers in runs of
+// consecutive layers, in proportion to their free bytes, or evenly if all of these are 0. Pure. REQUIRES: free is not
+// empty.
+std::vector<uint32_t> assign_layers(const std::vector<std::optional<uint32_t>> & given,
+                                    const std::vector<uint64_t> &                free);
 
 } // namespace hobbit

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "plan/precision-rule.h"
 
+#include "base/status.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <sstream>
+#include <utility>
 
 namespace hobbit {
 
@@ -19,16 +23,49 @@ std::vector<size_t> by_weight(const float * weights, size_t n) {
     return order;
 }
 
-score_thresholds higher(const score_thresholds & a, const score_thresholds & b) {
-    return { std::max(a.t1, b.t1), std::max(a.t2, b.t2), std::min(a.price, b.price) };
+std::vector<const rule_number *> numbers_of(const std::string & rule) {
+    std::vector<const rule_number *> found;
+    std::istringstream               keys(registered_rule::traits(rule).numbers);
+    for (std::string key; keys >> key;) {
+        found.push_back(rule_number::find(key));
+    }
+    return found;
 }
 
-precision of_score(double score, const score_thresholds & thresholds) {
-    if (score <= thresholds.t1) {
-        return precision::high;
+bool asks_for_low(const std::string & rule, const rule_numbers & numbers) {
+    const auto asks = registered_rule::traits(rule).asks_for_low;
+    return asks ? asks(numbers) : !numbers.all_high();
+}
+
+double low_demand(const std::string & rule, const rule_numbers & numbers) {
+    const auto demand = registered_rule::traits(rule).low_demand;
+    return demand ? demand(numbers) : asks_for_low(rule, numbers) ? 1.0 : 0.0;
+}
+
+std::string text_of(const std::string & rule, const rule_numbers & numbers, const char * prefix,
+                    const char * separator) {
+    std::string text;
+    for (const rule_number * each : numbers.all_high() ? std::vector<const rule_number *>() : numbers_of(rule)) {
+        text += (text.empty() ? "" : separator) + format("%s%s %.3g", prefix, each->spec.option, numbers[*each]);
     }
-    // the sum may be rounded to a score above 1
-    return thresholds.t2 >= 1.0 || score <= thresholds.t2 ? precision::low : precision::skip;
+    return text;
+}
+
+status precision_costs::set(std::vector<float> low, std::vector<float> skip, uint32_t n_layers, uint32_t n_experts) {
+    const size_t n_all = size_t(n_layers) * n_experts;
+    if (low.size() != skip.size() || (low.size() != n_layers && low.size() != n_all)) {
+        return status::error("there are %zu costs of low precision and %zu of skipping: give one of each for "
+                             "every layer (%u) or for every expert (%zu)",
+                             low.size(), skip.size(), n_layers, n_all);
+    }
+    const auto is_wrong = [](float cost) { return !(cost >= 0.0f); }; // also NaN
+    if (std::any_of(low.begin(), low.end(), is_wrong) || std::any_of(skip.begin(), skip.end(), is_wrong)) {
+        return status::error("a cost of low precision or of skipping is negative or NaN: costs are 0 or more");
+    }
+    n_per_layer_ = low.size() / n_layers;
+    low_         = std::move(low);
+    skip_        = std::move(skip);
+    return {};
 }
 
 } // namespace hobbit

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "base/registered.h"
+#include "base/status.h"
 #include "model/expert.h"
-#include "plan/precision-costs.h"
+#include "plan/rule-number.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -12,21 +13,6 @@
 #include <vector>
 
 namespace hobbit {
-
-// A token's demands on the rule. Each rule uses its own numbers, and the others keep their defaults, with which every
-// rule gives high precision.
-struct score_thresholds {
-    double t1    = 1.0; // for rules that take no price
-    double t2    = 1.0;
-    double price = 0.0; // for other rules: nats of divergence that loading one expert in high precision is worth
-
-    double confidence = 0.0; // for a registered judge, see batch_passes; 0: none
-
-    bool all_high() const { return t1 >= 1.0 && price <= 0.0; }
-};
-
-// The lowest thresholds with which experts are at least as precise as with either.
-score_thresholds higher(const score_thresholds & a, const score_thresholds & b);
 
 // A layer's choice of experts for a batch, made by its router. A selection is one expert of one token; its number is
 // token * n_used + rank.
@@ -43,11 +29,11 @@ using residency = std::function<bool(expert_id id, tier_id tier)>;
 
 // A rule's view of one layer and batch.
 struct rule_input {
-    const layer_routing &                 routing;
-    const std::vector<score_thresholds> & thresholds; // [token]
-    const residency &                     is_resident;
-    bool                                  has_low; // there is a pool for low precision
-    presence                              has_high = {};
+    const layer_routing &             routing;
+    const std::vector<rule_numbers> & thresholds; // [token]
+    const residency &                 is_resident;
+    bool                              has_low; // there is a pool for low precision
+    presence                          has_high = {};
 };
 
 // Decides for each selection of one layer and batch: high precision, low precision or skip. A rule decides for each
@@ -63,27 +49,68 @@ class precision_rule {
     virtual std::vector<precision> decide(const rule_input & in) = 0;
 };
 
+// Quality costs of low precision and of skipping, by layer or by expert. A use with the normalised weight w adds about
+// w^2 * cost to the divergence (in nats) of the token's predictions. Infinity: never. pyhobbit calibrate measures the
+// costs. Thread-safety: none.
+class precision_costs {
+  public:
+    // `low` and `skip` have one number per layer, or one per expert and layer: [layer * n_experts + expert].
+    status set(std::vector<float> low, std::vector<float> skip, uint32_t n_layers, uint32_t n_experts);
+
+    bool empty() const { return low_.empty(); }
+
+    // REQUIRES: not empty
+    double low(expert_id id) const { return low_[place(id)]; }
+    double skip(expert_id id) const { return skip_[place(id)]; }
+
+  private:
+    size_t place(expert_id id) const { return size_t(id.layer) * n_per_layer_ + (n_per_layer_ > 1 ? id.expert : 0); }
+
+    std::vector<float> low_;
+    std::vector<float> skip_;
+    size_t             n_per_layer_ = 1;
+};
+
 struct rule_options {
     std::string             name;
     const precision_costs * costs     = nullptr; // for rules that take a price; must outlive the rule
     double                  low_bytes = 1.0;     // bytes of an expert in low precision, relative to high precision
 };
 
+// Facts about a rule that callers need. Each function may be null, which stands for the value behind it.
 struct rule_traits {
-    const char * help        = "";    // for the setting hobbit.rule, which takes the names
-    bool         takes_price = false; // the rule's number is the price; otherwise its numbers are t1 and t2
+    const char * help           = "";    // for the setting hobbit.rule, which takes the names
+    const char * numbers        = "";    // keys of the numbers by which it decides, separated by spaces
+    bool         needs_costs    = false; // it decides by precision_costs
+    bool         is_predictable = true;  // false: prefetch follows the rule gate
 
-    // t1 and t2 where only the rule is given, in a cache without a low pool; negative: no number of its own
-    double own_threshold = -1.0;
+    // The value of its numbers where only the rule is given, in a cache without a low pool; negative: the default.
+    double own_value = -1.0;
 
-    bool is_predictable = true; // false: prefetch follows the rule gate
+    bool (*asks_for_low)(const rule_numbers &) = nullptr; // some experts are to be low; !all_high()
+
+    // Slots of the low pool wanted for each slot of the high one; 1 where it asks for low precision, else 0.
+    double (*low_demand)(const rule_numbers &) = nullptr;
+
+    // The numbers of hobbit.quality small-loss and fast without a calibration, for a low tier of so many bits; all
+    // high.
+    rule_numbers (*of_bits)(double low_bits, bool is_fast) = nullptr;
+
+    rule_numbers (*fast_of)(const rule_numbers & small_loss) = nullptr; // without calibrated ones; as of_bits
 };
 
 using registered_rule = registered<precision_rule, rule_options, rule_traits>;
 
-inline bool takes_price(const std::string & rule) {
-    return registered_rule::traits(rule).takes_price;
-}
+// The numbers by which a rule decides, in the order of its traits; none if its name is unknown.
+std::vector<const rule_number *> numbers_of(const std::string & rule);
+
+// See rule_traits.
+bool   asks_for_low(const std::string & rule, const rule_numbers & numbers);
+double low_demand(const std::string & rule, const rule_numbers & numbers);
+
+// The numbers of a rule for people, such as "t1 0.6, t2 0.9"; "" if all is high.
+std::string text_of(const std::string & rule, const rule_numbers & numbers, const char * prefix = "",
+                    const char * separator = ", ");
 
 // Returns true if weights say which expert is more important: their sum is positive and finite. Weights may come from
 // any router (softmax or sigmoid, normalised or not).
@@ -92,12 +119,18 @@ bool ranks_experts(const float * weights, size_t n);
 // The experts of one token by falling weight: indices in `weights`. Equal weights keep their order.
 std::vector<size_t> by_weight(const float * weights, size_t n);
 
+extern const rule_number t1_number; // up to this score an expert is high
+extern const rule_number t2_number; // up to this score it is low
+
+// Traits of a rule that decides by t1 and t2.
+rule_traits threshold_traits(const char * help, double own_value = -1.0, bool is_predictable = true);
+
 // The precision of an expert that is not its token's first: high up to t1, low up to t2, and above t2 it is skipped.
-precision of_score(double score, const score_thresholds & thresholds);
+precision of_score(double score, const rule_numbers & thresholds);
 
 // Eq. 2 of HOBBIT for one token, the rule "gate". Experts are ranked by weight. An expert's score is the sum of the
 // normalised weights ranked before it: up to t1 the expert is high, up to t2 low, and above t2 it is skipped. The first
 // expert is always high. All are high if the weights do not rank them. out[i] belongs to weights[i]. Pure.
-void score_experts(const float * weights, size_t n, const score_thresholds & thresholds, precision * out);
+void score_experts(const float * weights, size_t n, const rule_numbers & thresholds, precision * out);
 
 } // namespace hobbit

@@ -8,6 +8,10 @@ namespace hobbit {
 
 namespace {
 
+const rule_number price_number("price", "hobbit.price", 1e9, "0", rule_number::finer::smaller,
+                               "Rule price: quality loss accepted to save loading an expert.", nullptr, "nats",
+                               "the calibration's");
+
 // EdgeMoE's sensitivities in HOBBIT's decision for each token: a use gets the precision with the smallest
 // w^2 * cost + price * bytes. `bytes` is what has to be loaded, in units of an expert in high precision, so that
 // resident versions are free. A token's first expert is never skipped. The better precision wins among equal choices.
@@ -39,7 +43,7 @@ class price_rule : public precision_rule {
   private:
     precision choose(const rule_input & in, int64_t selection, double weight, bool is_first) const {
         const expert_id id    = { in.routing.layer, uint32_t(in.routing.experts[selection]) };
-        const double    price = in.thresholds[selection / in.routing.n_used].price;
+        const double    price = in.thresholds[selection / in.routing.n_used][price_number];
         const double    loss  = weighs_ ? weight * weight : 1.0;
         precision       best  = precision::high;
         double          least = price * missing_bytes(in, id, tier_id::high);
@@ -75,8 +79,19 @@ class edgemoe_rule : public price_rule {
     explicit edgemoe_rule(const rule_options & options) : price_rule(options, false) {}
 };
 
-const auto price   = registered_rule::of<price_rule>("price", { "", /* .takes_price = */ true });
-const auto edgemoe = registered_rule::of<edgemoe_rule>("edgemoe", { "", /* .takes_price = */ true });
+// Prices above the calibrated one where the calibration has none for `fast`: the divergence grows about as fast.
+constexpr double FAST_PRICES = 4.0;
+
+rule_numbers fast_of(const rule_numbers & small_loss) {
+    rule_numbers fast   = small_loss;
+    fast[price_number] *= FAST_PRICES;
+    return fast;
+}
+
+const rule_traits traits = { "", "hobbit.price", true, true, -1.0, nullptr, nullptr, nullptr, fast_of };
+
+const auto price   = registered_rule::of<price_rule>("price", traits);
+const auto edgemoe = registered_rule::of<edgemoe_rule>("edgemoe", traits);
 
 } // namespace
 

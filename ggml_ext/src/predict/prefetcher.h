@@ -5,9 +5,9 @@
 #include "base/status.h"
 #include "cache/expert-cache.h"
 #include "model/expert-index.h"
+#include "plan/batch-info.h"
 #include "plan/layer-plan.h"
 #include "plan/precision-rule.h"
-#include "plan/sequence-thresholds.h"
 #include "predict/predictor.h"
 #include "predict/prefetch-governor.h"
 

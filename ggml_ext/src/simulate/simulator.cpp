@@ -3,7 +3,7 @@
 
 #include "cache/resident-set.h"
 #include "model/calibration.h"
-#include "plan/layer-step.h"
+#include "plan/layer-plan.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
 #include "simulate/route-batches.h"
@@ -25,12 +25,17 @@ namespace hobbit {
 // options
 //
 
-static bool is_mixed(const hobbit_simulation & options) {
-    return options.t1 < 1.0 || options.price > 0.0;
+// REQUIRES: keys of numbers
+static rule_numbers numbers_in(const hobbit_simulation & options) {
+    rule_numbers numbers;
+    for (size_t i = 0; i < options.n_numbers; i++) {
+        numbers[*rule_number::find(options.numbers[i].key)] = options.numbers[i].number;
+    }
+    return numbers;
 }
 
 static status read_costs(const hobbit_simulation & options, precision_costs & costs) {
-    if (!(options.price > 0.0)) {
+    if (!registered_rule::traits(options.rule).needs_costs || numbers_in(options).all_high()) {
         return {};
     }
     if (!options.low_costs || !options.skip_costs) {
@@ -64,7 +69,7 @@ static status check_options(const hobbit_simulation & options) {
             error("the policy %s needs the uses of an earlier run: give a prior, such as its trace with --prior",
                   policy.c_str());
     }
-    if (policy == BELADY && (is_mixed(options) || options.slots_low > 0)) {
+    if (policy == BELADY && (!numbers_in(options).all_high() || options.slots_low > 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
                              "pool");
     }
@@ -230,7 +235,7 @@ class replay {
         options_(options),
         costs_(costs),
         is_bound_(options.policy == std::string(BELADY)),
-        has_low_(is_mixed(options)) {}
+        numbers_(numbers_in(options)) {}
 
     status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
         HOBBIT_TRY(judge_.open(options_));
@@ -336,9 +341,8 @@ class replay {
                           result_);
         const residency is_resident = [&](expert_id id, tier_id tier) { return set(tier).contains(id); };
 
-        const std::vector<score_thresholds> thresholds(size_t(routing.n_tokens),
-                                                       { options_.t1, options_.t2, options_.price });
-        std::vector<uint32_t>               sequences; // [token]
+        const std::vector<rule_numbers> thresholds(size_t(routing.n_tokens), numbers_);
+        std::vector<uint32_t>           sequences; // [token]
         for (size_t i = first; i < last; i += size_t(routing.n_used)) {
             sequences.push_back(batch.numbers.at(routes_[i].sequence));
         }
@@ -396,7 +400,8 @@ class replay {
     const hobbit_simulation & options_;
     const precision_costs &   costs_;
     const bool                is_bound_;
-    const bool                has_low_; // there are low versions
+    const rule_numbers        numbers_;
+    const bool                has_low_ = !numbers_.all_high(); // there are low versions
 
     expert_table<float> prior_; // empty: none
 

@@ -32,7 +32,6 @@ TEST_CASE("every counter is told under its own name, times in seconds") {
     s.prefetch_pauses        = 17;
     s.layers_computed        = 18;
     s.waves                  = 19;
-    s.tokens_repeated        = 20;
     s.prefetch_active        = true;
     s.stall_ns               = 2500000000;
     s.compute_ns             = 4500000000;
@@ -43,8 +42,8 @@ TEST_CASE("every counter is told under its own name, times in seconds") {
         { "selections_high", 5 },  { "selections_low", 6 },   { "host_hits_high", 7 },   { "selections_skipped", 8 },
         { "evictions", 9 },        { "reads", 10 },           { "bytes_read", 11 },      { "predicted", 12 },
         { "predicted_right", 13 }, { "prefetched", 14 },      { "prefetched_used", 15 }, { "bytes_prefetched", 16 },
-        { "prefetch_pauses", 17 }, { "layers_computed", 18 }, { "waves", 19 },           { "tokens_repeated", 20 },
-        { "prefetch_active", 1 },  { "stall_s", 2.5 },        { "compute_s", 4.5 },      { "transfer_s", 5.5 },
+        { "prefetch_pauses", 17 }, { "layers_computed", 18 }, { "waves", 19 },           { "prefetch_active", 1 },
+        { "stall_s", 2.5 },        { "compute_s", 4.5 },      { "transfer_s", 5.5 },
     };
     std::map<std::string, double> told;
     for (size_t i = 0; const hobbit_counter * counter = hobbit_counter_at(i); i++) {

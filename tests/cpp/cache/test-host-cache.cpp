@@ -2,6 +2,7 @@
 //
 // A cache of experts in host memory between the disk and the pools of a device.
 #include "fixtures/executor-fixture.h"
+#include "fixtures/numbers.h"
 #include "fixtures/page-locked.h"
 #include "fixtures/rpc-device.h"
 
@@ -11,7 +12,7 @@
 #include <vector>
 
 static engine engine_with_host(const model_on_disk & m, uint32_t n_high, uint32_t n_low, uint32_t n_host,
-                               const score_thresholds & thresholds = {}) {
+                               const rule_numbers & thresholds = {}) {
     return { m, n_high, n_low, rules{ thresholds }, { rpc_device() }, n_host };
 }
 
@@ -76,10 +77,10 @@ TEST_CASE("host memory whose buffers hold a few experts each") {
 TEST_CASE("low precision") {
     const layer_input   input = random_input(model_on_disk::small(), 5, 7);
     const model_on_disk m;
-    engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
+    engine              on_cpu(m, 8, 3, numbers(0.0, 1.0));
     for (const uint32_t n_host : { 8u, 2u }) {
         CAPTURE(n_host);
-        engine low = engine_with_host(m, 8, 3, n_host, { 0.0, 1.0 });
+        engine low = engine_with_host(m, 8, 3, n_host, numbers(0.0, 1.0));
         CHECK(low.compute(m, input) == on_cpu.compute(m, input));
         CHECK(low.counters.selections[tier_id::low] > 0);
     }

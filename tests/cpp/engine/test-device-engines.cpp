@@ -4,6 +4,7 @@
 #include "backend/ggml-hobbit.h"
 #include "fixtures/layer-graph.h"
 #include "fixtures/model-fixture.h"
+#include "fixtures/numbers.h"
 #include "fixtures/rpc-device.h"
 
 #include <atomic>
@@ -330,8 +331,8 @@ TEST_CASE("thresholds reach all devices") {
     const hobbit_setting none    = number("hobbit.t2", 0.0);
     const context_ptr    context = context_of(model, 3);
     CHECK(hobbit_change_sequence_settings(context.get(), 0, &none, 1, nullptr, 0));
-    CHECK(hobbit_sequence_precision(context.get(), 0).t1 == 0.0);
-    CHECK(hobbit_sequence_precision(context.get(), 1).t1 == 1.0);
+    CHECK(number(hobbit::rule_numbers(hobbit_sequence_precision(context.get(), 0)), "t1") == 0.0);
+    CHECK(number(hobbit::rule_numbers(hobbit_sequence_precision(context.get(), 1)), "t1") == 1.0);
     for (const int32_t block : { 0, 1 }) {
         const uint64_t before = counter_of(model, "selections_skipped");
         compute(model, input, block);

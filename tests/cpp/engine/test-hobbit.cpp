@@ -224,8 +224,7 @@ TEST_CASE("what is known before and after the pools are allocated") {
     CHECK(info.n_tiers == 2);
     CHECK(info.tier_bytes_high == 98304); // 2 layers x 4 experts x 3 parts x 64 x 32 x 2 bytes
     CHECK(info.tier_bytes_low == 27648);  // at 18 bytes for 32 weights
-    CHECK(info.t1 == 0.5);
-    CHECK(info.t2 == 1.0);
+    CHECK(std::string(info.precision) == "t1 0.5, t2 1");
     CHECK(info.pool_bytes_high == 0);
     CHECK(info.pool_slots_low == 0);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/settings.h"
 
-#include "fixtures/doubting-judge.h"
 #include "fixtures/given-settings.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
@@ -23,8 +22,8 @@ TEST_CASE("nothing given: no cache asked for, everything high, sizes computed") 
     const settings s = applied({});
     CHECK_FALSE(s.asked());
     CHECK_FALSE(s.flag("hobbit.enable"));
-    CHECK(s.thresholds().t1 == 1.0);
-    CHECK(s.thresholds().t2 == 1.0);
+    CHECK(s.number("hobbit.t1") == 1.0);
+    CHECK(s.number("hobbit.t2") == 1.0);
     CHECK(s.memory() == 0);
     CHECK(s.pools() == 0);
     CHECK(s.bounds().low_share < 0);
@@ -48,8 +47,8 @@ TEST_CASE("every key reaches its setting") {
     CHECK(s.memory() == 3000000000);
     CHECK(applied({ number("hobbit.pools", 2000000000) }).pools() == 2000000000);
     CHECK(s.bounds().low_share == 0.25);
-    CHECK(s.thresholds().t1 == 0.6);
-    CHECK(s.thresholds().t2 == 0.9);
+    CHECK(s.number("hobbit.t1") == 0.6);
+    CHECK(s.number("hobbit.t2") == 0.9);
     CHECK(s.count("hobbit.io_threads") == 7);
     CHECK(s.text("hobbit.sidecar") == "/models/x.hobbit.gguf");
     CHECK(s.device() == "Vulkan0");
@@ -79,14 +78,14 @@ TEST_CASE("a size, a threshold, a sidecar or the switch asks for the cache; the 
 
 TEST_CASE("whole numbers may be given for fractions, as the command line does for 0 and 1") {
     const settings s = applied({ number("hobbit.t1", 0), number("hobbit.t2", 1) });
-    CHECK(s.thresholds().t1 == 0.0);
-    CHECK(s.thresholds().t2 == 1.0);
+    CHECK(s.number("hobbit.t1") == 0.0);
+    CHECK(s.number("hobbit.t2") == 1.0);
 }
 
 TEST_CASE("the numbers that are given choose the rule") {
     CHECK(applied({}).rule() == "gate");
     CHECK(applied({ number("hobbit.price", 0.5) }).rule() == "price");
-    CHECK(applied({ number("hobbit.price", 0.5) }).thresholds().price == 0.5);
+    CHECK(applied({ number("hobbit.price", 0.5) }).number("hobbit.price") == 0.5);
     CHECK(applied({ number("hobbit.price", 0.5) }).asked());
     CHECK(applied({ number("hobbit.t1", 0.5) }).rule() == "gate");
     CHECK(applied({ text("hobbit.rule", "price"), number("hobbit.t1", 1), number("hobbit.t2", 1) }).rule() == "price");
@@ -106,7 +105,7 @@ TEST_CASE("a stored rule applies with its numbers, unless the caller gives a rul
         settings     s      = applied(given);
         const status result = s.apply_stored(stored);
         CHECK_MESSAGE(result.ok(), result.message());
-        return std::make_tuple(s.rule(), s.thresholds().t1, s.thresholds().t2, s.thresholds().price);
+        return std::make_tuple(s.rule(), s.number("hobbit.t1"), s.number("hobbit.t2"), s.number("hobbit.price"));
     };
     CHECK(with({}) == std::make_tuple("price", 1.0, 1.0, 0.25));
     CHECK(with({ text("hobbit.rule", "gate") }) == std::make_tuple("gate", 0.4, 0.9, 0.0));
@@ -115,29 +114,18 @@ TEST_CASE("a stored rule applies with its numbers, unless the caller gives a rul
     CHECK(with({ number("hobbit.t1", 0.7) }) == std::make_tuple("gate", 0.7, 1.0, 0.0));
 }
 
-TEST_CASE("a confidence lies between 0 and 1, is off by default, and is live") {
-    CHECK(applied({}).thresholds().confidence == 0.0);
-    CHECK(refused({ number("hobbit.confidence", 1.5) }).find("hobbit.confidence is 1.5: it must lie") == 0);
-    settings s = applied({ number("hobbit.confidence", 0.7) });
-    CHECK(s.thresholds().confidence == 0.7);
-    CHECK(changed(s, { number("hobbit.t1", 0.5), number("hobbit.confidence", 0.3) }) == "");
-    CHECK(s.thresholds().confidence == 0.3);
-    CHECK(s.values().number("hobbit.confidence") == 0.3);
-    CHECK(changed(s, { number("hobbit.confidence", -0.1) }).find("hobbit.confidence is -0.1") == 0);
-}
-
 TEST_CASE("live settings are changed one by one and obey the rule") {
     settings s = applied({ number("hobbit.price", 0.5) });
     CHECK(changed(s, { number("hobbit.price", 0.25) }) == "");
-    CHECK(s.thresholds().price == 0.25);
+    CHECK(s.number("hobbit.price") == 0.25);
     CHECK(s.bounds().low_demand == 1.0);
     CHECK(changed(s, { number("hobbit.price", 0.0) }) == "");
     CHECK(s.bounds().low_demand == 0.0);
     CHECK(applied({ number("hobbit.t1", 0.75) }).bounds().low_demand == 0.25);
     CHECK(changed(settings(s), { number("hobbit.t1", 0.5) }) ==
-          "this model runs by a price: restart with --rule gate to use t1 and t2");
+          "this model runs by price: restart with --rule gate to use t1 and t2");
     CHECK(changed(applied({ text("hobbit.rule", "rank") }), { number("hobbit.price", 0.5) }) ==
-          "this model runs by t1 and t2: restart with --rule price to use a price");
+          "this model runs by t1 and t2: restart with --rule price to use price");
     CHECK(changed(settings(s), { number("hobbit.price", -1.0) }).find("hobbit.price is -1") == 0);
     CHECK(changed(settings(s), { number("hobbit.prefetch", 1) }) ==
           "hobbit.prefetch cannot be changed while the model is open");
@@ -147,11 +135,11 @@ TEST_CASE("live settings are changed one by one and obey the rule") {
 TEST_CASE("of t1 and t2 one that is changed alone moves the other where t1 would be above t2") {
     settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7) });
     CHECK(changed(s, { number("hobbit.t1", 0.9) }) == "");
-    CHECK(s.thresholds().t2 == 0.9);
+    CHECK(s.number("hobbit.t2") == 0.9);
     CHECK(changed(s, { number("hobbit.t2", 0.6) }) == "");
-    CHECK(s.thresholds().t1 == 0.6);
+    CHECK(s.number("hobbit.t1") == 0.6);
     CHECK(changed(s, { number("hobbit.t2", 0.8) }) == "");
-    CHECK(s.thresholds().t1 == 0.6);
+    CHECK(s.number("hobbit.t1") == 0.6);
     CHECK(changed(s, { number("hobbit.t1", 0.9), number("hobbit.t2", 0.8) }).find("must not be above") !=
           std::string::npos);
 }
@@ -332,12 +320,12 @@ TEST_CASE("t1 above t2 is refused") {
 
 TEST_CASE("t2 given alone lowers t1 to it: what is not skipped is high") {
     const settings s = applied({ number("hobbit.t2", 0.9) });
-    CHECK(s.thresholds().t1 == 0.9);
-    CHECK(s.thresholds().t2 == 0.9);
+    CHECK(s.number("hobbit.t1") == 0.9);
+    CHECK(s.number("hobbit.t2") == 0.9);
 }
 
 TEST_CASE("t1 given alone leaves t2 at 1") {
     const settings s = applied({ number("hobbit.t1", 0.5) });
-    CHECK(s.thresholds().t1 == 0.5);
-    CHECK(s.thresholds().t2 == 1.0);
+    CHECK(s.number("hobbit.t1") == 0.5);
+    CHECK(s.number("hobbit.t2") == 1.0);
 }

@@ -18,8 +18,8 @@ using namespace hobbit;
 TEST_CASE("stored settings fill in what was not given") {
     settings s = applied({});
     CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
-    CHECK(s.thresholds().t1 == 0.6);
-    CHECK(s.thresholds().t2 == 0.9);
+    CHECK(s.number("hobbit.t1") == 0.6);
+    CHECK(s.number("hobbit.t2") == 0.9);
     CHECK(s.bounds().low_share == 0.3);
     CHECK_FALSE(s.asked()); // the file does not decide whether there is a cache
 }
@@ -27,8 +27,8 @@ TEST_CASE("stored settings fill in what was not given") {
 TEST_CASE("stored settings lose against given ones") {
     settings s = applied({ number("hobbit.t1", 0.5), number("hobbit.t2", 0.7), number("hobbit.low_share", 0.1) });
     CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 }, { "hobbit.low_share", 0.3 } }).ok());
-    CHECK(s.thresholds().t1 == 0.5);
-    CHECK(s.thresholds().t2 == 0.7);
+    CHECK(s.number("hobbit.t1") == 0.5);
+    CHECK(s.number("hobbit.t2") == 0.7);
     CHECK(s.bounds().low_share == 0.1);
 }
 
@@ -77,8 +77,8 @@ TEST_CASE("a division of the pools that names no rule belongs to the stored one"
 TEST_CASE("thresholds belong together: one given, neither is taken from the file") {
     settings s = applied({ number("hobbit.t1", 0.95) });
     CHECK(s.apply_stored({ { "hobbit.t1", 0.6 }, { "hobbit.t2", 0.9 } }).ok());
-    CHECK(s.thresholds().t1 == 0.95);
-    CHECK(s.thresholds().t2 == 1.0);
+    CHECK(s.number("hobbit.t1") == 0.95);
+    CHECK(s.number("hobbit.t2") == 1.0);
 }
 
 TEST_CASE("stored values out of range are refused") {
@@ -128,26 +128,27 @@ static const stored_settings PRICED = {
 };
 
 TEST_CASE("a quality stands for the numbers that a calibration found") {
-    CHECK(with_quality(nullptr, PRICED, 2.6).thresholds().price == 0.1);
+    CHECK(with_quality(nullptr, PRICED, 2.6).number("hobbit.price") == 0.1);
     CHECK(with_quality("lossless", PRICED, 2.6).thresholds().all_high());
     CHECK(with_quality("lossless", PRICED, 2.6).bounds().low_demand == 0.0);
-    CHECK(with_quality("small-loss", PRICED, 2.6).thresholds().price == 0.1);
-    CHECK(with_quality("fast", PRICED, 2.6).thresholds().price == 0.3);
+    CHECK(with_quality("small-loss", PRICED, 2.6).number("hobbit.price") == 0.1);
+    CHECK(with_quality("fast", PRICED, 2.6).number("hobbit.price") == 0.3);
     CHECK(with_quality("fast", PRICED, 2.6).rule() == "price");
-    CHECK(with_quality("fast", { PRICED.begin(), PRICED.end() - 1 }, 2.6).thresholds().price == 0.4); // an older file
+    CHECK(with_quality("fast", { PRICED.begin(), PRICED.end() - 1 }, 2.6).number("hobbit.price") ==
+          0.4); // an older file
     const settings gate = with_quality("fast", { { "hobbit.t1", 0.5 }, { "hobbit.fast.t1", 0.2 } }, 2.6);
-    CHECK(gate.thresholds().t1 == 0.2);
-    CHECK(gate.thresholds().t2 == 1.0);
+    CHECK(gate.number("hobbit.t1") == 0.2);
+    CHECK(gate.number("hobbit.t2") == 1.0);
     CHECK_FALSE(gate.asked());
 }
 
 TEST_CASE("without a calibration the type of the low tier decides, and a note says so") {
     const settings coarse = with_quality("small-loss", {}, 2.6);
     const settings fine   = with_quality("small-loss", {}, 4.5);
-    CHECK(coarse.thresholds().t1 > fine.thresholds().t1);
-    CHECK(coarse.thresholds().t2 == 1.0);
-    CHECK(with_quality("fast", {}, 2.6).thresholds().t1 < coarse.thresholds().t1);
-    CHECK(with_quality("fast", {}, 2.6).thresholds().t2 < 1.0);
+    CHECK(coarse.number("hobbit.t1") > fine.number("hobbit.t1"));
+    CHECK(coarse.number("hobbit.t2") == 1.0);
+    CHECK(with_quality("fast", {}, 2.6).number("hobbit.t1") < coarse.number("hobbit.t1"));
+    CHECK(with_quality("fast", {}, 2.6).number("hobbit.t2") < 1.0);
     CHECK(coarse.values().at("hobbit.quality").note == "not calibrated: t1 0.7, t2 1 for a low tier of 2.6 bits");
     CHECK(with_quality("fast", {}, 0.0).thresholds().all_high());
     CHECK(with_quality("fast", {}, 0.0).values().at("hobbit.quality").note.find("no low tier") == 0);
@@ -169,7 +170,7 @@ TEST_CASE("a quality beside the numbers that it stands for is refused") {
 TEST_CASE("the quality is live, and other numbers take its place") {
     settings s = with_quality("small-loss", PRICED, 2.6);
     CHECK(changed(s, { text("hobbit.quality", "fast") }) == "");
-    CHECK(s.thresholds().price == 0.3);
+    CHECK(s.number("hobbit.price") == 0.3);
     CHECK(changed(s, { number("hobbit.price", 0.2) }) == "");
     CHECK(s.text("hobbit.quality").empty());
     CHECK(changed(s, { text("hobbit.quality", "lossless") }) == "");
@@ -182,7 +183,7 @@ TEST_CASE("the quality is live, and other numbers take its place") {
     CHECK(own.apply_stored({}).ok());
     CHECK(own.resolve_quality(2.6).ok());
     CHECK(changed(own, { text("hobbit.quality", "fast") }) == "");
-    CHECK(own.thresholds().t2 == 0.9);
+    CHECK(own.number("hobbit.t2") == 0.9);
 }
 
 //

@@ -2,13 +2,15 @@
 //
 // Rules for measuring (strict, random), and what the executor reports.
 #include "fixtures/executor-fixture.h"
+#include "fixtures/numbers.h"
+#include "plan/precision-rule.h"
 
 #include <algorithm>
 #include <map>
 #include <vector>
 
 // The precision of each selection, by the rules for one token alone.
-static std::vector<precision> strict_precisions(const layer_input & input, score_thresholds thresholds) {
+static std::vector<precision> strict_precisions(const layer_input & input, rule_numbers thresholds) {
     std::vector<precision> out(input.ids.size());
     for (int64_t t = 0; t < input.n_tokens; t++) {
         score_experts(&input.weights[size_t(t * input.n_used)], size_t(input.n_used), thresholds,
@@ -20,8 +22,8 @@ static std::vector<precision> strict_precisions(const layer_input & input, score
 TEST_CASE("strict: each token gets its own precision, whatever is resident and others ask for") {
     moe_model shape = model_on_disk::small();
     shape.n_used    = 4;
-    const model_on_disk    m(shape);
-    const score_thresholds thresholds = { 0.3, 0.6 };
+    const model_on_disk m(shape);
+    const rule_numbers  thresholds = numbers(0.3, 0.6);
     for (const int64_t n_tokens : { 1, 9 }) {
         for (const uint32_t n_slots : { 8u, 2u }) {
             CAPTURE(n_tokens);
@@ -50,11 +52,11 @@ TEST_CASE("strict: each token gets its own precision, whatever is resident and o
 TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they are cleared") {
     moe_model shape = model_on_disk::small();
     shape.n_used    = 4;
-    const model_on_disk    m(shape);
-    const score_thresholds own[] = { { 0.2, 0.5 }, { 1.0, 1.0 } };
-    const layer_input      input = random_input(shape, 2, 59);
-    rules                  config;
-    config.thresholds = { 0.5, 0.8 };
+    const model_on_disk m(shape);
+    const rule_numbers  own[] = { numbers(0.2, 0.5), numbers(1.0, 1.0) };
+    const layer_input   input = random_input(shape, 2, 59);
+    rules               config;
+    config.thresholds = numbers(0.5, 0.8);
     config.strict     = true;
     engine        e(m, 8, 8, config);
     const int32_t sequences[] = { 7, 3 };
@@ -66,7 +68,7 @@ TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they
     std::vector<precision> seen;
     e.run.observer = [&](const layer_report & r) { seen = r.plan.precisions; };
 
-    const auto expect = [&](const score_thresholds & first, const score_thresholds & second) {
+    const auto expect = [&](const rule_numbers & first, const rule_numbers & second) {
         std::vector<precision>       wanted = strict_precisions(input, first);
         const std::vector<precision> other  = strict_precisions(input, second);
         std::copy(other.begin() + 4, other.end(), wanted.begin() + 4);
@@ -86,7 +88,7 @@ TEST_CASE("a sequence's own thresholds are those of its tokens alone, until they
 TEST_CASE("random precisions come in the shares asked for") {
     const model_on_disk m;
     rules               config;
-    config                  = { { 0.25, 0.75 }, true, "random" };
+    config                  = { numbers(0.25, 0.75), true, "random" };
     const int64_t     n     = 400;
     const layer_input input = random_input(m.shape, n, 43);
     engine            e(m, 8, 8, config);
@@ -114,7 +116,7 @@ TEST_CASE("every layer is reported once, with what was there before it ran and t
     const model_on_disk m;
     for (const bool node_by_node : { false, true }) {
         const layer_input input = random_input(m.shape, 3, 53);
-        engine            e(m, 8, 8, score_thresholds{ 0.5, 0.7 });
+        engine            e(m, 8, 8, numbers(0.5, 0.7));
         batch_info        batch;
         const int32_t     sequences[] = { 4, 4, 7 };
         const int32_t     positions[] = { 10, 11, 3 };
@@ -153,7 +155,7 @@ TEST_CASE("two layers in one graph are both finished, in waves too") {
     shape.n_used    = 4;
     const model_on_disk m(shape);
     const layer_input   input = random_input(shape, 3, 59);
-    const rules         strict{ { 0.3, 0.6 }, true };
+    const rules         strict{ numbers(0.3, 0.6), true };
     for (const uint32_t n_slots : { 16u, 1u }) {
         CAPTURE(n_slots);
         engine      e(m, n_slots, n_slots, strict);

@@ -3,6 +3,7 @@
 // Layers computed through the cache, on ggml's CPU backend and on a device with memory of its own, bit for bit against
 // the same layers on the CPU with plain tensors. The device is the CPU behind ggml's RPC server.
 #include "fixtures/executor-fixture.h"
+#include "fixtures/numbers.h"
 #include "fixtures/rpc-device.h"
 
 #include <algorithm>
@@ -13,8 +14,7 @@
 #include <vector>
 
 // Precision of each expert of the batch by Eq. 2, in the words of the paper: the best of what its tokens ask for.
-static std::vector<precision> worth_of_experts(const layer_input & input, score_thresholds thresholds,
-                                               size_t n_experts) {
+static std::vector<precision> worth_of_experts(const layer_input & input, rule_numbers thresholds, size_t n_experts) {
     std::vector<precision> worth(n_experts, precision::skip);
     for (int64_t t = 0; t < input.n_tokens; t++) {
         for (int64_t k = 0; k < input.n_used; k++) {
@@ -30,9 +30,9 @@ static std::vector<precision> worth_of_experts(const layer_input & input, score_
                 }
             }
             const double    score = before / sum;
-            const precision p     = first || score <= thresholds.t1 ? precision::high
-                                    : score <= thresholds.t2        ? precision::low
-                                                                    : precision::skip;
+            const precision p     = first || score <= number(thresholds, "t1") ? precision::high
+                                    : score <= number(thresholds, "t2")        ? precision::low
+                                                                               : precision::skip;
             precision &     best  = worth[size_t(input.ids[size_t(t * input.n_used + k)])];
             best                  = std::max(best, p);
         }
@@ -174,8 +174,8 @@ TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
                 CAPTURE(n_tokens);
                 CAPTURE(n_slots);
                 const layer_input input = random_input(m.shape, n_tokens, 7);
-                engine            e(m, n_slots, n_slots, rules{ { 0.0, 1.0 } }, place);
-                const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
+                engine            e(m, n_slots, n_slots, rules{ numbers(0.0, 1.0) }, place);
+                const auto        worth = worth_of_experts(input, numbers(0.0, 1.0), 8);
                 CHECK(e.compute(m, input) ==
                       compose(input, worth, stock(m, input, tier_id::high), stock(m, input, tier_id::low)));
                 CHECK(e.counters.selections[tier_id::high] + e.counters.selections[tier_id::low] ==
@@ -189,8 +189,8 @@ TEST_CASE("t1 = 0: each token's first expert is high, the others are low") {
 TEST_CASE("t2 below 1: what is skipped is zero, with a bias and without") {
     moe_model shape = model_on_disk::small();
     shape.n_used    = 4;
-    const model_on_disk    m(shape);
-    const score_thresholds thresholds = { 0.3, 0.6 };
+    const model_on_disk m(shape);
+    const rule_numbers  thresholds = numbers(0.3, 0.6);
     for (const auto & place : places()) {
         for (const bool bias : { false, true }) {
             for (const int64_t n_tokens : { 1, 2, 3 }) {
@@ -215,7 +215,7 @@ TEST_CASE("t2 below 1: what is skipped is zero, with a bias and without") {
 TEST_CASE("an expert that is there in a better precision is used in it") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 1, 13);
-    engine              e(m, 8, 8, score_thresholds{ 0.0, 0.0 });
+    engine              e(m, 8, 8, numbers(0.0, 0.0));
     // all experts of the token come into the high pool
     for (const int32_t id : input.ids) {
         REQUIRE(e.cache.acquire({ 0, uint32_t(id) }, tier_id::high));
@@ -234,10 +234,10 @@ TEST_CASE("experts of one tier may have types of their own") {
     for (const int64_t n_tokens : { 1, 21 }) {
         CAPTURE(n_tokens);
         const layer_input input = random_input(shape, n_tokens, 17);
-        engine            e(m, 8, 2, score_thresholds{ 0.0, 1.0 });
-        engine            on_device(m, 8, 2, rules{ { 0.0, 1.0 } }, { rpc_device() });
+        engine            e(m, 8, 2, numbers(0.0, 1.0));
+        engine            on_device(m, 8, 2, rules{ numbers(0.0, 1.0) }, { rpc_device() });
         const rows        out   = e.compute(m, input);
-        const auto        worth = worth_of_experts(input, { 0.0, 1.0 }, 8);
+        const auto        worth = worth_of_experts(input, numbers(0.0, 1.0), 8);
         CHECK(on_device.compute(m, input) == out);
         // each expert on its own, as a plain model with one expert
         for (int32_t id = 0; id < 8; id++) {
@@ -388,7 +388,7 @@ TEST_CASE("a read that hangs behind a computation that is aborted is the error o
 TEST_CASE("thresholds without the router's weights are an error, t1 = 1 needs none") {
     const model_on_disk m;
     const layer_input   input = random_input(m.shape, 1, 37);
-    engine              e(m, 8, 8, score_thresholds{ 0.5, 1.0 });
+    engine              e(m, 8, 8, numbers(0.5, 1.0));
     CHECK(error_of(e, m, input, false) ==
           "the router weights of 'blk.0.ffn_gate_exps.weight' are not known: run this model with t1 = 1");
 

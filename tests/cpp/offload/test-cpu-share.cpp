@@ -3,6 +3,7 @@
 // Layers that a device and the CPU compute together, against the same layers on the CPU with plain tensors. The device
 // is the CPU behind ggml's RPC server: who computes a row does not change a bit of it.
 #include "fixtures/executor-fixture.h"
+#include "fixtures/numbers.h"
 #include "fixtures/rpc-device.h"
 
 #include <array>
@@ -10,9 +11,8 @@
 #include <thread>
 
 // An engine whose host memory has room for all experts.
-static engine cooperative(const model_on_disk & m, uint32_t n_high, uint32_t n_low = 0,
-                          score_thresholds thresholds = {}, compute_mode mode = compute_mode::cooperative,
-                          uint32_t host_slots = 16) {
+static engine cooperative(const model_on_disk & m, uint32_t n_high, uint32_t n_low = 0, rule_numbers thresholds = {},
+                          compute_mode mode = compute_mode::cooperative, uint32_t host_slots = 16) {
     return { m, n_high, n_low, rules{ thresholds }, { rpc_device() }, host_slots, mode };
 }
 
@@ -133,8 +133,8 @@ TEST_CASE("rows that the scratch memory has no room for at once are copied one p
 TEST_CASE("low precision is computed in low precision") {
     const layer_input   input = random_input(model_on_disk::small(), 5, 7);
     const model_on_disk m;
-    engine              low = cooperative(m, 8, 3, { 0.0, 1.0 });
-    engine              on_cpu(m, 8, 3, score_thresholds{ 0.0, 1.0 });
+    engine              low = cooperative(m, 8, 3, numbers(0.0, 1.0));
+    engine              on_cpu(m, 8, 3, numbers(0.0, 1.0));
     CHECK(low.compute(m, input) == on_cpu.compute(m, input));
     CHECK(low.counters.selections[tier_id::low] > 0);
     CHECK(low.counters.selections_cpu == n_selections(low));
@@ -142,8 +142,8 @@ TEST_CASE("low precision is computed in low precision") {
 
 TEST_CASE("experts of one tier may have types of their own") {
     const model_on_disk m = model_on_disk::with_mixed_types();
-    engine              on_cpu(m, 8, 2, score_thresholds{ 0.0, 1.0 });
-    engine              e = cooperative(m, 8, 2, { 0.0, 1.0 });
+    engine              on_cpu(m, 8, 2, numbers(0.0, 1.0));
+    engine              e = cooperative(m, 8, 2, numbers(0.0, 1.0));
     for (const int64_t n_tokens : { 1, 11 }) {
         CAPTURE(n_tokens);
         const layer_input input = random_input(m.shape, n_tokens, 17);
@@ -163,8 +163,8 @@ TEST_CASE("biases are added on the CPU, what is skipped is zero") {
         CHECK(plain.compute(m, input, 0, true) == stock(m, input, tier_id::high, 0, true));
         CHECK(plain.counters.selections_cpu > 0);
 
-        engine e = cooperative(m, 4, 4, { 0.3, 0.6 });
-        engine on_cpu(m, 4, 4, score_thresholds{ 0.3, 0.6 });
+        engine e = cooperative(m, 4, 4, numbers(0.3, 0.6));
+        engine on_cpu(m, 4, 4, numbers(0.3, 0.6));
         CHECK(e.compute(m, input, 0, true) == on_cpu.compute(m, input, 0, true));
         CHECK((e.counters.selections_skipped > 0 || n_tokens > 1));
         CHECK(e.counters.selections_cpu > 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "plan/layer-assignment.h"
+#include "plan/memory-budget.h"
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "plan/layer-step.h"
-#include "plan/sequence-thresholds.h"
+#include "fixtures/numbers.h"
+#include "plan/batch-info.h"
+#include "plan/layer-plan.h"
 #include "policy/cache-policy.h"
 
 #include <doctest/doctest.h>
@@ -21,7 +22,7 @@ struct listening_policy : cache_policy {
 const layer_routing ROUTING = { 3, 2, 2, { 5, 2, 2, 7 }, { 0.75f, 0.25f, 0.6f, 0.2f } };
 
 struct step_of_two_tokens {
-    std::vector<score_thresholds>   thresholds = { { 0.5, 0.5 }, { 0.5, 1.0 } }; // skip, low
+    std::vector<rule_numbers>       thresholds = { numbers(0.5, 0.5), numbers(0.5, 1.0) }; // skip, low
     bool                            has_low    = true;
     bool                            strict     = false;
     residency                       resident   = [](expert_id, tier_id) { return false; };
@@ -70,7 +71,7 @@ TEST_CASE("a better version that is resident is used") {
     step_of_two_tokens s;
     s.resident = [](expert_id id, tier_id tier) { return id.layer == 3 && id.expert == 7 && tier == tier_id::high; };
     CHECK(s.letters() == "HHHH");
-    s.thresholds[1] = { 0.5, 0.5 };
+    s.thresholds[1] = numbers(0.5, 0.5);
     s.resident      = [](expert_id id, tier_id tier) { return id.expert == 7 && tier == tier_id::low; };
     CHECK(s.letters() == "HHHL");
 }
@@ -138,7 +139,8 @@ TEST_CASE("strict: the rule decides as if nothing were resident") {
     REQUIRE(costs.set({ 0, 0, 0, 1.0f }, { 0, 0, 0, 1.0f }, 4, 8).ok());
     step_of_two_tokens s;
     s.rule       = registered_rule::make({ "price", &costs, 0.25 });
-    s.thresholds = { { 1, 1, 1.0 }, { 1, 1, 1.0 } }; // 9/16 + 1/4 for low is less than 1; the others are skipped
+    s.thresholds = { numbers(1, 1, 1.0),
+                     numbers(1, 1, 1.0) }; // 9/16 + 1/4 for low is less than 1; the others are skipped
     CHECK(s.letters() == "LLL-");
     s.strict = true;
     CHECK(s.letters() == "L-L-");
@@ -149,21 +151,21 @@ TEST_CASE("strict: the rule decides as if nothing were resident") {
 }
 
 TEST_CASE("the highest thresholds of a batch satisfy all of its sequences") {
-    sequence_thresholds thresholds({ 0.5, 0.6 });
-    thresholds.set(7, { 0.2, 0.9 });
+    sequence_thresholds thresholds(numbers(0.5, 0.6));
+    thresholds.set(7, numbers(0.2, 0.9));
     batch_info    batch;
     const int32_t sequences[] = { 7, 3 };
     const int32_t positions[] = { 0, 0 };
     const int8_t  outputs[]   = { 1, 1 };
-    CHECK(thresholds.highest(batch).t2 == 0.6);
+    CHECK(number(thresholds.highest(batch), "t2") == 0.6);
     batch.begin(2, sequences, positions, outputs);
-    CHECK(thresholds.highest(batch).t1 == 0.5);
-    CHECK(thresholds.highest(batch).t2 == 0.9);
-    CHECK(thresholds.of(batch.tokens())[0].t1 == 0.2);
+    CHECK(number(thresholds.highest(batch), "t1") == 0.5);
+    CHECK(number(thresholds.highest(batch), "t2") == 0.9);
+    CHECK(number(thresholds.of(batch.tokens())[0], "t1") == 0.2);
     thresholds.clear(7, 8);
-    CHECK(thresholds.highest(batch).t2 == 0.6);
-    thresholds.set({ 1.0, 1.0, 0.3 });
-    thresholds.set(7, { 1.0, 1.0, 0.2 });
-    CHECK(thresholds.highest(batch).price == 0.2);
-    CHECK(thresholds.highest({}).price == 0.3);
+    CHECK(number(thresholds.highest(batch), "t2") == 0.6);
+    thresholds.set(numbers(1.0, 1.0, 0.3));
+    thresholds.set(7, numbers(1.0, 1.0, 0.2));
+    CHECK(number(thresholds.highest(batch), "price") == 0.2);
+    CHECK(number(thresholds.highest({}), "price") == 0.3);
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "fixtures/numbers.h"
 #include "plan/precision-rule.h"
 
 #include <cmath>
@@ -12,7 +13,7 @@ using namespace hobbit;
 // One letter per expert: H, L or - for skipped.
 static std::string score(const std::vector<float> & weights, double t1, double t2) {
     std::vector<precision> out(weights.size());
-    score_experts(weights.data(), weights.size(), { t1, t2 }, out.data());
+    score_experts(weights.data(), weights.size(), numbers(t1, t2), out.data());
     std::string letters;
     for (const precision p : out) {
         letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
@@ -85,16 +86,16 @@ TEST_CASE("no experts, no scores") {
 }
 
 TEST_CASE("a threshold t2 of 1 skips no score above 1") {
-    CHECK(of_score(1.0 + 1e-9, { 0.5, 1.0 }) == precision::low);
-    CHECK(of_score(1.0 + 1e-9, { 0.5, 0.999 }) == precision::skip);
+    CHECK(of_score(1.0 + 1e-9, numbers(0.5, 1.0)) == precision::low);
+    CHECK(of_score(1.0 + 1e-9, numbers(0.5, 0.999)) == precision::skip);
 }
 
 TEST_CASE("some rules take a price, and the others two thresholds") {
     for (const std::string & name : registered_rule::names()) {
         CAPTURE(name);
-        CHECK(takes_price(name) == (name == "price" || name == "edgemoe"));
+        CHECK(registered_rule::traits(name).needs_costs == (name == "price" || name == "edgemoe"));
     }
-    CHECK_FALSE(takes_price("none"));
+    CHECK_FALSE(registered_rule::traits("none").needs_costs);
 }
 
 TEST_CASE("a rule is made by its name") {
@@ -105,9 +106,9 @@ TEST_CASE("a rule is made by its name") {
 }
 
 TEST_CASE("without the router's weights the rule \"gate\" gives high precision") {
-    const layer_routing                 routing    = { 0, 2, 2, { 1, 2, 3, 4 }, {} };
-    const std::vector<score_thresholds> thresholds = { { 0.0, 0.0 }, { 0.0, 0.0 } };
-    const residency                     none       = [](expert_id, tier_id) { return false; };
+    const layer_routing             routing    = { 0, 2, 2, { 1, 2, 3, 4 }, {} };
+    const std::vector<rule_numbers> thresholds = { numbers(0.0, 0.0), numbers(0.0, 0.0) };
+    const residency                 none       = [](expert_id, tier_id) { return false; };
     CHECK(registered_rule::make({ "gate" })->decide({ routing, thresholds, none, true }) ==
           std::vector<precision>(4, precision::high));
 }

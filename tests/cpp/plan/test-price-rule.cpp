@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "plan/precision-costs.h"
+#include "fixtures/numbers.h"
 #include "plan/precision-rule.h"
 
 #include <cmath>
@@ -34,9 +34,9 @@ struct priced {
         for (size_t i = 0; i < weights.size(); i++) {
             routing.experts.push_back(int32_t(i % n_used));
         }
-        const std::vector<score_thresholds> thresholds(n_tokens, { 1.0, 1.0, price });
-        const auto                          rule = registered_rule::make({ name, &costs, low_bytes });
-        std::string                         letters;
+        const std::vector<rule_numbers> thresholds(n_tokens, numbers(1.0, 1.0, price));
+        const auto                      rule = registered_rule::make({ name, &costs, low_bytes });
+        std::string                     letters;
         for (const precision p : rule->decide({ routing, thresholds, resident, has_low })) {
             letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
         }
@@ -83,8 +83,8 @@ TEST_CASE("weights that rank nothing, or are unknown, make everything high") {
     CHECK(p.letters({ NEVER, 0.5f }, 1e9) == "HH");
     precision_costs costs;
     REQUIRE(costs.set({ 1, 1 }, { 1, 1 }, 2, 2).ok());
-    const layer_routing                 routing    = { 0, 1, 2, { 0, 1 }, {} };
-    const std::vector<score_thresholds> thresholds = { { 1.0, 1.0, 1e9 } };
+    const layer_routing             routing    = { 0, 1, 2, { 0, 1 }, {} };
+    const std::vector<rule_numbers> thresholds = { numbers(1.0, 1.0, 1e9) };
     CHECK(registered_rule::make({ "price", &costs, 0.25 })->decide({ routing, thresholds, priced().resident, true }) ==
           std::vector<precision>(2, precision::high));
 }
@@ -130,9 +130,9 @@ TEST_CASE("the rule edgemoe gives an expert the same precision for all tokens, a
     CHECK(p.letters({ 0.5f, 0.3f, 0.2f }, 1.0) == "LHL"); // low saves 0.75
     CHECK(p.letters({ 0.1f, 0.1f, 0.8f }, 1.0) == "LHL");
     CHECK(p.letters({ 0.5f, 0.3f, 0.2f }, 0.5) == "HHL");
-    CHECK(takes_price("edgemoe"));
-    CHECK_FALSE(takes_price("gate"));
-    CHECK_FALSE(takes_price("best"));
+    CHECK(registered_rule::traits("edgemoe").needs_costs);
+    CHECK_FALSE(registered_rule::traits("gate").needs_costs);
+    CHECK_FALSE(registered_rule::traits("best").needs_costs);
 }
 
 TEST_CASE("costs may be given by expert") {

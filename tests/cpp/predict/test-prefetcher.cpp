@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "fixtures/numbers.h"
 #include "fixtures/prefetch-fixture.h"
 
 #include <random>
@@ -53,7 +54,7 @@ TEST_CASE("what is read ahead goes to the cache of its layer, over the border be
 }
 
 TEST_CASE("over the border nothing is read ahead into a low pool that is on this side alone") {
-    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 4, { 0.5, 1.0 }, 3, 1);
+    engine e({ { 1, 0, { { 3, 0.3f }, { 5, 0.6f } } } }, 4, 4, numbers(0.5, 1.0), 3, 1);
     e.reader.open_gate();
     e.choose(0, { 0, 1 });
     e.look_ahead();
@@ -120,7 +121,7 @@ TEST_CASE("it looks no further than it was told, and not past the last layer") {
 }
 
 TEST_CASE("predicted weights choose the precision, and a better resident one serves") {
-    const score_thresholds    thresholds = { 0.5, 0.85 };
+    const rule_numbers        thresholds = numbers(0.5, 0.85);
     const std::vector<belief> beliefs    = {
         { 1, 0, { { 3, 0.7f }, { 5, 0.3f } } }, // scores 0 and 0.7: high and low
         { 1, 1, { { 3, 0.9f }, { 6, 0.1f } } }, // 0 and 0.9: high and skipped
@@ -170,7 +171,7 @@ TEST_CASE("of several tokens the one that asks for most decides, and the most wa
         { 1, 1, { { 5, 0.8f }, { 6, 0.2f } } },
         { 1, 2, { { 3, 0.6f }, { 7, 0.4f } } },
     };
-    engine all(beliefs, 8, 8, { 0.5, 1.0 });
+    engine all(beliefs, 8, 8, numbers(0.5, 1.0));
     all.reader.open_gate();
     all.run_layer(0, { 0, 1, 0, 1, 0, 1 }, { 0, 1, 2 });
     CHECK(all.cache().holds({ 1, 3 }, tier_id::high, ALL));

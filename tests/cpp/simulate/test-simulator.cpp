@@ -410,11 +410,13 @@ TEST_CASE("options that cannot be are refused") {
     CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[1] = 0.5; }), "sum to 1.5"));
     CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[0] = 2.0; }), "hobbit.w_lru is 2"));
     CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[2] = NAN; }), "is nan"));
-    CHECK(contains(with([](auto & o) { o.t1 = 0.8, o.t2 = 0.5; }), "hobbit.t1 (0.8) must not be above"));
-    CHECK(contains(with([](auto & o) { o.t1 = -0.1; }), "hobbit.t1 is -0.1"));
-    CHECK(contains(with([](auto & o) { o.t2 = 1.1; }), "hobbit.t2 is 1.1"));
-    CHECK(contains(with([](auto & o) { o.t1 = NAN; }), "hobbit.t1 is nan"));
-    CHECK(contains(with([](auto & o) { o.price = 1.0; }), "hobbit.price belongs to the rule price"));
+    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t1", 0.8), set_number(o, "hobbit.t2", 0.5); }),
+                   "hobbit.t1 (0.8) must not be above"));
+    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t1", -0.1); }), "hobbit.t1 is -0.1"));
+    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t2", 1.1); }), "hobbit.t2 is 1.1"));
+    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t1", NAN); }), "hobbit.t1 is nan"));
+    CHECK(
+        contains(with([](auto & o) { set_number(o, "hobbit.price", 1.0); }), "hobbit.price belongs to the rule price"));
     CHECK(contains(with([](auto & o) { o.bits_low = 0; }), "0 < low <= high"));
     CHECK(contains(with([](auto & o) { o.bits_high = 2; }), "0 < low <= high"));
     CHECK(contains(with([](auto & o) { o.bits_high = INFINITY; }), "0 < low <= high"));
@@ -425,7 +427,7 @@ TEST_CASE("options that cannot be are refused") {
     CHECK(contains(with([](auto & o) { o.n_used_by_layer = too_many; }),
                    "layer 0 uses 2 experts per token: make it 1 to 1"));
     CHECK(contains(with([](auto & o) { o.policy = BELADY, o.slots_low = 1; }), "one pool"));
-    CHECK(contains(with([](auto & o) { o.policy = BELADY, o.t1 = 0.5; }), "one pool"));
+    CHECK(contains(with([](auto & o) { o.policy = BELADY, set_number(o, "hobbit.t1", 0.5); }), "one pool"));
     CHECK(contains(with([](auto & o) { o.bits_high = 0; }), "0 < low <= high"));
 }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import logits
 import models
 import numpy as np
+from conftest import RunPyhobbit
 from logits import Override, Result
 
 
@@ -31,3 +32,14 @@ def test_early_rows_are_approximate_and_nothing_else_is(tiny_gguf: Path, rpc: st
     assert (
         difference.mean() < 0.25 * np.abs(exact.logits["decode"]).max()
     )  # times decide which rows are early
+
+
+def test_computing_early_wants_a_device_and_predictions(
+    tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit
+) -> None:
+    on_device = ("--rpc", rpc, "--device", "RPC0", "--pools", "8M")
+    for options in (), (*on_device, "--mode", "gpu"), (*on_device, "--prefetch", 0):
+        done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--early", *options)
+        assert done.returncode == 1
+        assert "--early lets the CPU compute experts that are predicted: name a GPU" in done.stderr
+        assert "weights other than experts" not in done.stderr

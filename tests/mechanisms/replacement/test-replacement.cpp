@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "fixtures/numbers.h"
 #include "mechanisms/replacement/replacement.h"
 
 #include "plan/layer-plan.h"
@@ -19,7 +20,7 @@ struct layer {
     std::vector<int32_t>            ranking;
     std::set<uint32_t>              high;
     std::set<uint32_t>              low         = {};
-    std::vector<score_thresholds>   all         = std::vector<score_thresholds>(size_t(routing.n_tokens));
+    std::vector<rule_numbers>       all         = std::vector<rule_numbers>(size_t(routing.n_tokens));
     bool                            has_low     = true;
     size_t                          n_replaced  = 0;
     std::unique_ptr<precision_rule> rule        = registered_rule::make({ "gate" });
@@ -88,7 +89,7 @@ TEST_CASE("what another token has fetched is not replaced, and a skipped expert 
                   { 0, 4 } };
     CHECK(two.served() == experts{ 5, 2, 2, 4 });
     layer skipping = one_token({ 0 });
-    skipping.all   = { { 0.5, 0.5 } };
+    skipping.all   = { numbers(0.5, 0.5) };
     CHECK(skipping.served() == experts{ 5, -1 });
     CHECK(skipping.replaced() == 0);
 }

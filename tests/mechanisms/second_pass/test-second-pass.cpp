@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include "plan/batch-passes.h"
+#include "doors/batch-passes.h"
+#include "fixtures/numbers.h"
+#include "mechanisms/second_pass/second-pass-settings.h"
 
 #include <cmath>
 #include <doctest/doctest.h>
 #include <limits>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,21 +15,23 @@ using namespace hobbit;
 
 namespace {
 
-constexpr score_thresholds LITTLE = { 0.5, 0.5, 0.0, 0.7 };
+const rule_numbers LITTLE = numbers(0.5, 0.5, 0.0, 0.7);
 
 // Sequence 2 has no confidence, the others have one of 0.7.
 struct batches {
     sequence_thresholds thresholds{ LITTLE };
     batch_info          batch;
-    batch_passes        passes;
+    stats               counters;
 
-    batches() { thresholds.set(2, { 0.5, 0.5 }); }
+    std::unique_ptr<batch_passes> passes = make_passes();
+
+    batches() { thresholds.set(2, numbers(0.5, 0.5)); }
 
     void begin(const std::vector<int32_t> & sequences, bool can_repeat = true, std::vector<int8_t> outputs = {}) {
         outputs.resize(sequences.size(), 1);
         const std::vector<int32_t> positions(sequences.size(), 7);
         batch.begin(uint32_t(sequences.size()), sequences.data(), positions.data(), outputs.data());
-        passes.begin(batch, thresholds, can_repeat);
+        passes->begin(batch, thresholds, can_repeat);
     }
 
     // The first of two tokens to choose from has these probabilities.
@@ -34,7 +40,16 @@ struct batches {
         for (const double p : probabilities) {
             logits.insert(logits.end(), { float(std::log(p)), float(std::log(1.0 - p)) });
         }
-        return passes.judge(batch, thresholds, logits.data(), 2);
+        return judge(logits.data());
+    }
+
+    // The number of tokens that are computed again. logits: of two tokens to choose from
+    uint64_t judge(const float * logits) {
+        const uint64_t before  = counters.of(tokens_repeated);
+        const bool     repeats = passes->repeats(batch, thresholds, logits, 2, counters);
+        const uint64_t n       = counters.of(tokens_repeated) - before;
+        CHECK(repeats == (n > 0));
+        return n;
     }
 
     bool is_high(int32_t sequence) const { return thresholds.of(sequence).all_high(); }
@@ -64,22 +79,22 @@ TEST_CASE("the best of all tokens counts, and a probability that equals the conf
     batches b;
     b.begin({ 0 });
     CHECK(b.judge({ 0.1 }) == 0); // the other one has 0.9
-    b.thresholds.set(0, { 0.5, 0.5, 0.0, 0.5 });
+    b.thresholds.set(0, numbers(0.5, 0.5, 0.0, 0.5));
     b.begin({ 0 });
     CHECK(b.judge({ 0.5 }) == 1);
-    b.thresholds.set(0, { 0.5, 0.5, 0.0, 1.0 });
+    b.thresholds.set(0, numbers(0.5, 0.5, 0.0, 1.0));
     b.begin({ 0 });
     const float certain[] = { 0.0f, -std::numeric_limits<float>::infinity() };
-    CHECK(b.passes.judge(b.batch, b.thresholds, certain, 2) == 1);
+    CHECK(b.judge(certain) == 1);
 }
 
 TEST_CASE("logits that are not known, or no numbers, are unsure") {
     batches b;
     b.begin({ 0 });
-    CHECK(b.passes.judge(b.batch, b.thresholds, nullptr, 0) == 1);
+    CHECK(b.judge(nullptr) == 1);
     b.begin({ 0 });
     const float broken[] = { 0.0f, std::numeric_limits<float>::quiet_NaN() };
-    CHECK(b.passes.judge(b.batch, b.thresholds, broken, 2) == 1);
+    CHECK(b.judge(broken) == 1);
 }
 
 TEST_CASE("of several sequences those are raised that are unsure, and those without a confidence stay as they are") {
@@ -114,9 +129,19 @@ TEST_CASE("prompts, proposed tokens, and what cannot be judged or repeated are i
     CHECK(b.is_high(0));
 }
 
+TEST_CASE("the counter has its place in the table") {
+    stats s;
+    s.of(tokens_repeated) = 20;
+    size_t i              = 0;
+    while (std::string(hobbit_counter_at(i)->name) != "tokens_repeated") {
+        i++;
+    }
+    CHECK(s.value(i) == 20);
+}
+
 TEST_CASE("a draft in high precision is no draft") {
     batches b;
-    b.thresholds.set(0, { 1.0, 1.0, 0.0, 0.7 });
+    b.thresholds.set(0, numbers(1.0, 1.0, 0.0, 0.7));
     b.begin({ 0 });
     CHECK(b.batch.pass() == batch_pass::only);
 }
@@ -130,19 +155,22 @@ TEST_CASE("it keeps what the draft did: selections are counted together, and kno
     counts.selections = { 2, 1 };
     counts.skipped    = 1;
     b.begin({ 0, 1 });
-    b.passes.keep(routing, plan, counts);
-    b.passes.keep({ 0, 2, 2, { 0, 0, 0, 0 }, {} }, plan, counts);
-    CHECK(b.passes.counts().selections == std::array<uint64_t, 2>{ 4, 2 });
-    CHECK(b.passes.counts().skipped == 2);
+    b.passes->keep(routing, plan, counts);
+    b.passes->keep({ 0, 2, 2, { 0, 0, 0, 0 }, {} }, plan, counts);
+    CHECK(b.judge({ 0.9, 0.9 }) == 0);
+    CHECK(b.counters.selections[tier_id::high] == 4);
+    CHECK(b.counters.selections[tier_id::low] == 2);
+    CHECK(b.counters.selections_skipped == 2);
 
     const layer_routing again = { 1, 2, 2, { 4, 5, 6, 5 }, {} };
-    CHECK_FALSE(b.passes.is_new(again, 0, precision::high));
-    CHECK(b.passes.is_new(again, 1, precision::high)); // skipped, though the other token used it
-    CHECK_FALSE(b.passes.is_new(again, 2, precision::high));
-    CHECK(b.passes.is_new(again, 3, precision::high)); // was low
-    CHECK_FALSE(b.passes.is_new(again, 3, precision::low));
-    CHECK(b.passes.is_new({ 1, 2, 2, { 7, 5, 6, 5 }, {} }, 0, precision::low));
+    CHECK_FALSE(b.passes->is_new(again, 0, precision::high));
+    CHECK(b.passes->is_new(again, 1, precision::high)); // skipped, though the other token used it
+    CHECK_FALSE(b.passes->is_new(again, 2, precision::high));
+    CHECK(b.passes->is_new(again, 3, precision::high)); // was low
+    CHECK_FALSE(b.passes->is_new(again, 3, precision::low));
+    CHECK(b.passes->is_new({ 1, 2, 2, { 7, 5, 6, 5 }, {} }, 0, precision::low));
 
     b.begin({ 0 });
-    CHECK(b.passes.counts().skipped == 0);
+    CHECK(b.judge({ 0.9 }) == 0);
+    CHECK(b.counters.selections_skipped == 2); // nothing more
 }

@@ -1,26 +1,2 @@
 // SPDX-License-Identifier: MIT
-#include "mechanisms/early/early-settings.h"
-
-namespace hobbit {
-
-static status check(const engine_facts & facts) {
-    return facts.cpu_shares && facts.predicts
-               ? status()
-               : status::error("hobbit.early lets the CPU compute experts that are predicted: name a GPU with "
-                               "hobbit.device, and leave hobbit.mode and hobbit.prefetch at their defaults");
-}
-
-const registered_setting early_setting(
-    { "hobbit.early", "early", HOBBIT_TYPE_FLAG, 0, 1, "0", nullptr, nullptr, nullptr, false, false, nullptr,
-      "Let the CPU compute predicted experts that the GPU lacks one layer early (DAOP). Approximate." },
-    check);
-
-const registered_setting early_from_setting(
-    { "hobbit.early_from", "early_from", HOBBIT_TYPE_COUNT, 0, 1024, "0", nullptr, nullptr, "layers", false, false,
-      nullptr, "With early, the layers before this one, whose experts are harder to predict, are exact (DAOP)." });
-
-const registered_counter
-    selections_early("selections_early", "early_selections_total",
-                     "Expert selections that the CPU computed a layer early, on that layer's input (approximate)");
-
-} // namespace hobbit
+#include "mechanisms/early/early-settings.h" // the table of settings lists this file's objects

@@ -1,13 +1,33 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/setting-table.h"
 #include "base/stats.h"
 #include "doors/registered-setting.h"
 
 namespace hobbit {
 
-extern const registered_setting early_setting;      // a flag
-extern const registered_setting early_from_setting; // the first layer
-extern const registered_counter selections_early;
+inline status check_early(const engine_facts & facts) {
+    return facts.cpu_shares && facts.predicts
+               ? status()
+               : status::error("hobbit.early lets the CPU compute experts that are predicted: name a GPU with "
+                               "hobbit.device, and leave hobbit.mode and hobbit.prefetch at their defaults");
+}
+
+inline const registered_setting early_setting(
+    { "hobbit.early", "early", HOBBIT_TYPE_FLAG, 0, 1, "0", nullptr, nullptr, nullptr, false, false, nullptr,
+      "Let the CPU compute predicted experts that the GPU lacks one layer early (DAOP). Approximate." },
+    check_early);
+
+inline const registered_setting early_from_setting(
+    { "hobbit.early_from", "early_from", HOBBIT_TYPE_COUNT, 0, 1024, "0", nullptr, nullptr, "layers", false, false,
+      nullptr, "With early, the layers before this one, whose experts are harder to predict, are exact (DAOP)." });
+
+inline const registered_counter
+    selections_early("selections_early", "early_selections_total",
+                     "Expert selections that the CPU computed a layer early, on that layer's input (approximate)");
+
+inline const bool is_daop = register_paper(
+    { "daop", "a GPU", "t1=1 mode=cooperative policy=prompt predictor=router prefetch=1 early=1 degrade=1" });
 
 } // namespace hobbit

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "mechanisms/paths/path-predictor.h"
 
+#include "base/setting-table.h"
+
 #include <algorithm>
 
 namespace hobbit {
@@ -196,6 +198,9 @@ template <size_t dictionary_size>
 static std::unique_ptr<predictor> make(const predictor_options & options) {
     return std::make_unique<path_predictor>(options, dictionary_size);
 }
+
+static const bool is_edgemoe = register_paper({ "edgemoe", "a low tier and pyhobbit calibrate --rule edgemoe",
+                                                "rule=edgemoe policy=edgemoe predictor=paths-exact prefetch=1" });
 
 static const registered_predictor makers[] = {
     { "paths", make<0>, { "learns which experts follow which" } },

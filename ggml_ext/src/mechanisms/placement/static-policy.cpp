@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "base/setting-table.h"
 #include "policy/cache-policy.h"
 
 namespace hobbit {
@@ -22,6 +23,9 @@ class static_policy : public cache_policy {
   private:
     const expert_table<float> uses_;
 };
+
+const bool is_twiddler =
+    register_paper({ "twiddler", "a GPU and a calibration", "t1=1 mode=twiddler policy=static prefetch=0" });
 
 const auto registered = registered_policy::of<static_policy>("static", { /* .needs_prior = */ true });
 

@@ -1,14 +1,2 @@
 // SPDX-License-Identifier: MIT
-#include "mechanisms/replacement/replacement-settings.h"
-
-namespace hobbit {
-
-const registered_setting degrade_setting(
-    { "hobbit.degrade", "degrade", HOBBIT_TYPE_FLAG, 0, 1, "0", nullptr, nullptr, nullptr, false, false, nullptr,
-      "Load only the best of a token's missing experts; resident ones replace the others (DAOP). Approximate." });
-
-const registered_counter
-    selections_replaced("selections_replaced", "replaced_selections_total",
-                        "Expert selections that a resident expert served in place of a missing one");
-
-} // namespace hobbit
+#include "mechanisms/replacement/replacement-settings.h" // the table of settings lists this file's objects

@@ -31,7 +31,7 @@ class rank_rule : public precision_rule {
     }
 };
 
-const auto maker = registered_rule::of<rank_rule>("rank", { "(a token's best half)", false, 0.5 });
+const auto maker = registered_rule::of<rank_rule>("rank", threshold_traits("(a token's best half)", 0.5));
 
 } // namespace
 

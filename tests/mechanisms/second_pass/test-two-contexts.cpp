@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Contexts of one model, in one thread and in several.
-#include "fixtures/doubting-judge.h"
 #include "fixtures/layer-graph.h"
 #include "fixtures/model-fixture.h"
 #include "ggml-cpp.h"
