@@ -77,7 +77,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize check release fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -241,6 +241,11 @@ quick: $(DEVELOPED)
 	    grep -E '^(ggml_ext|llama_ext|patches|tests/cpp)/.*\.(cpp|h)$$' | xargs --no-run-if-empty clang-format --dry-run --Werror
 	ctest --test-dir $(BUILD) --parallel $(JOBS) --quiet --output-on-failure --no-tests=error --label-exclude slow
 	pytest --quiet -m 'not slow and not model' --numprocesses=$(JOBS) --maxprocesses=4
+
+# Removes each mechanism in a copy of the last commit, and adds parts as folders; runs the tests there.
+mechanisms: $(DEVELOPED) stock
+	tests/mechanisms/remove.sh
+	tests/mechanisms/add.sh
 
 sanitize: build/asan/.passed build/tsan/.passed
 

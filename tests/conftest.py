@@ -2,7 +2,6 @@
 """Fixtures that several test modules share."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,10 @@ import modelled
 import models
 import pytest
 import rpc_server
+from built import MECHANISMS
 from exactness import SHORT_PLANS
+
+from pyhobbit.settings.papers import PAPERS
 
 # A run in the background may have been told to ignore these; so would the programs that the tests interrupt.
 for _signal, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -35,10 +37,16 @@ PERMITTED_SKIPS = TESTS / "permitted_skips.txt"
 WHOLE_PROGRAM = {"bench", "deploy", "device", "faults", "hobbit", "issues", "modelled_device", "server"}
 RUN_A_MODEL = {"on_cpu", "rpc", "run_pyhobbit", "tiny_gguf"}
 
-# Leaves out the tests of mechanisms that are not built. A conftest.py in their folder would hide this one.
-_LIST = TESTS.parent / "ggml_ext" / "mechanisms.cmake"
-_BUILT = re.findall(r"^    (\w+)$", _LIST.read_text("utf-8"), re.MULTILINE)
-collect_ignore = [str(path) for path in (TESTS / "mechanisms").iterdir() if path.name not in _BUILT]
+# Leaves out the tests of mechanisms that are not built, and of papers that need them. A conftest.py in their
+# folder would hide this one.
+collect_ignore = [str(path) for path in (TESTS / "mechanisms").iterdir() if path.name not in MECHANISMS]
+collect_ignore += [
+    str(path)
+    for path in (TESTS / "papers").glob("test_*.py")
+    if path.stem.removeprefix("test_paper_") not in PAPERS
+]
+if not {"daop", "edgemoe", "hobbit", "mobile", "twiddler"} <= PAPERS.keys():
+    collect_ignore.append(str(TESTS / "bench"))  # it compares these papers
 
 
 RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -102,21 +102,6 @@ def test_json_has_what_was_counted(path: Path, capsys: pytest.CaptureFixture[str
     }
 
 
-def test_static_keeps_what_the_earlier_run_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = {"n_layers": 1, "n_experts": 4, "n_used": 1}
-    path = write_trace(tmp_path / "t.csv", letters("ABCCAB"), **shape)
-    before = write_trace(tmp_path / "before.csv", letters("cccAABBD"), **shape)
-    given = ("--trace", path, "--capacity", 0.5, "--policy", "static", "lru")
-    assert "give a prior, such as its trace with --prior" in _error(capsys, *given)[1]
-    static, lru = _json(capsys, *given, "--prior", before)["runs"]
-    # the pool begins with A and B, the most used in decoding; C passes through in A's place
-    assert (static["misses_high"], lru["misses_high"]) == (2, 3)
-    everything = _json(capsys, "--trace", path, "--capacity", 0.5)["runs"]
-    assert "static" not in [run["policy"] for run in everything]
-    other = write_trace(tmp_path / "other.csv", letters("AB"), n_layers=1, n_experts=8, n_used=1)
-    assert "is a trace of another model" in _error(capsys, *given, "--prior", other)[1]
-
-
 def test_a_predictor_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         (0, 1, step, layer, 0, expert, 1.0)

@@ -31,17 +31,6 @@ def test_a_mode_wants_a_device_that_has_memory_of_its_own(tiny_gguf: Path, run_p
     assert "--mode divides the experts between CPU and GPU: name a GPU with --device" in done.stderr
 
 
-def test_computing_early_wants_a_device_and_predictions(
-    tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit
-) -> None:
-    on_device = ("--rpc", rpc, "--device", "RPC0", "--pools", "8M")
-    for options in (), (*on_device, "--mode", "gpu"), (*on_device, "--prefetch", 0):
-        done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--early", *options)
-        assert done.returncode == 1
-        assert "--early lets the CPU compute experts that are predicted: name a GPU" in done.stderr
-        assert "weights other than experts" not in done.stderr
-
-
 def test_a_bound_on_the_process_and_one_on_its_pools_are_an_error(
     tiny_gguf: Path, run_pyhobbit: RunPyhobbit
 ) -> None:

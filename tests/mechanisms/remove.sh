@@ -1,27 +1,25 @@
 #!/usr/bin/env bash
-# remove.sh NAME...: shows that each mechanism can be removed. In a scratch copy of the last commit, one after the other:
-# deletes its two folders and its line in the list, builds the libraries and the C++ tests, and runs these. The copy,
-# build/without, stays for the next call. TESTS="settings stats" builds and runs only these tests.
-set -euo pipefail
-cd "$(dirname "$0")/../.."
-copy=build/without
-commit=$(git rev-parse HEAD)
-export CC=gcc CXX=g++ # ccache goes by these names, as the Makefile does
-read -ra tests <<< "${TESTS:-}"
-targets=("${tests[@]/#/test-}")
-[ -d $copy ] || git worktree add --quiet --detach $copy "$commit"
-mkdir -p $copy/vendor
-cp -a vendor/llama.cpp $copy/vendor/
+# remove.sh [NAME...]: shows that each mechanism can be removed. In a copy of the last commit, one after the other: deletes
+# its two folders and its line in the list, builds, and runs the quick tests of C++ and Python, for WHOLE=NAME all tests.
+# Without a NAME it takes every mechanism, and runs all tests for one of them, which the day chooses.
+source "$(dirname "$0")/copy.sh"
+mapfile -t all < <(sed -n 's/^    \([a-z_]*\)$/\1/p' ggml_ext/mechanisms.cmake)
+whole=${WHOLE:-}
+if [ $# -eq 0 ]; then
+    set -- "${all[@]}"
+    whole=${WHOLE:-${all[$((10#$(date +%j) % ${#all[@]}))]}}
+fi
 for name in "$@"; do
-    git -C $copy checkout --quiet --force --detach "$commit"
-    git -C $copy rm --quiet -r ggml_ext/src/mechanisms/"$name" tests/mechanisms/"$name"
-    sed -i "/^    $name\$/d" $copy/ggml_ext/mechanisms.cmake
-    cmake -S $copy -B $copy/build/release -G Ninja -DCMAKE_BUILD_TYPE=Release -DHOBBIT_BUILD_TESTS=ON \
-        -DHOBBIT_WEB_PAGE=OFF > $copy/configure.log 2>&1
-    cmake --build $copy/build/release --target ggml-hobbit _hobbit_c "${targets[@]:-ggml_ext/all}" > $copy/build.log ||
-        { tail -30 $copy/build.log; exit 1; }
-    chosen=$(IFS='|' && echo "${tests[*]}")
-    ctest --test-dir $copy/build/release --tests-regex "^(${chosen:-.*})\$" > $copy/ctest.log ||
-        { tail -30 $copy/ctest.log; exit 1; }
-    echo "without $name: $(grep 'tests passed' $copy/ctest.log)"
+    start=$SECONDS
+    reset_copy
+    git -C "$copy" rm --quiet -r ggml_ext/src/mechanisms/"$name" tests/mechanisms/"$name"
+    sed -i "/^    $name\$/d" "$copy/ggml_ext/mechanisms.cmake"
+    build_copy
+    built=$((SECONDS - start))
+    labels=(--label-exclude slow) marks='not slow and not model'
+    [ "$name" = "$whole" ] && labels=() marks=''
+    quietly ctest ctest --test-dir "$copy/build/release" --parallel "$jobs" --output-on-failure --no-tests=error "${labels[@]}"
+    pytest_copy -m "$marks"
+    printf 'without %s: built in %d s, tested in %d s: %s; %s\n' "$name" "$built" $((SECONDS - start - built)) \
+        "$(grep 'tests passed' "$copy/build/ctest.log")" "$(tail -1 "$copy/build/pytest.log")"
 done

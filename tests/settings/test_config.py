@@ -249,7 +249,7 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (EngineConfig, {"n_drafts": -1}, "n_drafts is -1; it must lie between 0 and 15"),
         (EngineConfig, {"n_drafts": 16}, "n_drafts is 16; it must lie between 0 and 15"),
         (EngineConfig, {"n_threads": 513}, "n_threads is 513; ggml computes with at most 512 threads"),
-        (CacheConfig, {"degrade": 1}, "degrade is 1; it must be True or False"),
+        (CacheConfig, {"strict": 1}, "strict is 1; it must be True or False"),
         (CalibrationConfig, {"engine": EngineConfig(n_ctx=2)}, "--ctx is 2; it must be at least 3"),
         (CalibrationConfig, {"max_ppl_increase": -0.1}, "--max-ppl-increase is -0.1; it must be 0 or more"),
         (CalibrationConfig, {"max_kl": float("nan")}, "--max-kl is nan; it must be 0 or more"),
