@@ -58,9 +58,7 @@ def test_an_answer_that_a_signal_broke_off_leaves_the_next_one_right(
 
 def _with(value: float, tensor: str) -> Callable[[str, np.ndarray], list[tuple[str, np.ndarray]]]:
     def edit(name: str, data: np.ndarray) -> list[tuple[str, np.ndarray]]:
-        data = data.copy()
-        data.reshape(-1)[: data.size if name == tensor else 0] = value
-        return [(name, data)]
+        return [(name, np.full_like(data, value) if name == tensor else data)]
 
     return edit
 
