@@ -2,6 +2,7 @@
 #include "device/repacked-layout.h"
 
 #include "fixtures/executor-fixture.h"
+#include "fixtures/numbers.h"
 
 #include <vector>
 
@@ -110,7 +111,7 @@ TEST_CASE("a tier whose type has no layout stays as it is, beside one that has")
     const model_on_disk m(quantized(GGML_TYPE_F16, GGML_TYPE_Q4_0));
     const layer_input   input = random_input(m.shape, 1, 1);
     // all but the best are low
-    const rules                      config = { { 0.0, 1.0 }, true };
+    const rules                      config = { numbers(0.0, 1.0), true };
     engine                           e(m, 8, 8, config, { cpu_device(), true });
     const ggml_backend_buffer_type_t layout = packed_layout(cpu_device(), GGML_TYPE_Q4_0, { 256, 768 }, 8);
     const rows                       high   = stock(m, input, tier_id::high);

@@ -2,6 +2,7 @@
 //
 // Layers that need more experts than the pool has slots.
 #include "fixtures/executor-fixture.h"
+#include "fixtures/numbers.h"
 
 static moe_model shaped(bool fused, bool apart) {
     moe_model m = model_on_disk::small();
@@ -72,7 +73,7 @@ TEST_CASE("thresholds of a sequence need router weights as those of the model do
     const int8_t        output   = 1;
     batch_info          batch;
     batch.begin(1, &sequence, &position, &output);
-    e.run.thresholds.set(4, { 0.5, 0.8 });
+    e.run.thresholds.set(4, numbers(0.5, 0.8));
     e.run.batch = batch;
     layer_graph graph(m.shape, input);
     graph.set_cached(m.index, 0, /* with_router_weights = */ false);
