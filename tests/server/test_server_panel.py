@@ -11,7 +11,8 @@ import pytest
 from py_mini_racer import MiniRacer
 from servers import LONG, Server, serving, streaming, wait_until
 
-from pyhobbit.cli import server_flags, top
+from pyhobbit.cli import server_flags
+from pyhobbit.engine.stats import rates
 
 PAGE = r"""
 class Element {
@@ -96,8 +97,11 @@ def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
         assert panel.text("error") == ""
         assert {key for _, key in panel.sent()[1:]} == {"Bearer k"}
         assert "without its page" in panel.text("main", "innerHTML")
-    rate = top.tokens(before["/hobbit"][1], after["/hobbit"][1]) / 2
-    assert float(figures["tokens/s, with prompts"]) == pytest.approx(rate, abs=0.06)
+    found = rates(before["/hobbit"][1], after["/hobbit"][1], 2.0, after["/hobbit"][1]["n_token_uses"])
+    assert float(figures["tokens/s, with prompts"]) == pytest.approx(found.tokens_per_s, abs=0.06)
+    assert float(figures["hits"].split()[0]) == pytest.approx(100 * (found.hit_rate or 0), abs=0.06)
+    read = (found.bytes_read_per_token or 0) / 2**20
+    assert float(figures["MiB per token"]) == pytest.approx(read, abs=0.06)
     assert 0 < float(figures["hits"].split()[0]) <= 100
     assert float(figures["MiB per token"]) > 0
     shares = [float(each.split()[0]) for each in figures["high, low, skipped"].split(", ")]
