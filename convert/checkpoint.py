@@ -43,11 +43,7 @@ def out_type(high: str | None) -> str:
 
 @dataclass(frozen=True)
 class Listed:
-    """The tensors that the converter will make, without their places.
-
-    has_mtp: the checkpoint may have weights of a draft block.  without_mtp: it has none, though its
-    architecture knows one.
-    """
+    """The tensors to be, without places. has_mtp: a draft block may be.  without_mtp: a known one is not."""
 
     tensors: tuple[TensorInfo, ...]
     has_mtp: bool
@@ -55,10 +51,7 @@ class Listed:
 
 
 def list_tensors(folder: Path, out_type: str) -> Listed:
-    """Makes the header that the converter would, which llama.cpp must be able to load; no weight is read.
-
-    Raises HobbitError if the folder is no checkpoint, is incomplete, or llama.cpp does not know its kind.
-    """
+    """Makes the header that the converter would, which llama.cpp has to load. Raises HobbitError."""
     if not (folder / "config.json").is_file():
         if (folder / "params.json").is_file():
             raise HobbitError(MISTRALS_OWN.format(folder))

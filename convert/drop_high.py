@@ -31,10 +31,7 @@ _OWN_KEYS = ("hobbit.version", "hobbit.tiers", "hobbit.base_tier", "hobbit.tier.
 
 @dataclass(frozen=True)
 class Dropped:
-    """The output: its plan and metadata, and how many experts of all keep their high version.
-
-    divergence: sum of those of the others, in nats; about what the file diverges by at its best.
-    """
+    """The output, and the experts with a high version. divergence: of the others, summed, in nats."""
 
     plan: Plan
     metadata: list[KeyValue]

@@ -45,10 +45,7 @@ def find_imatrix(model: Path) -> Path | None:
 
 
 def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndarray]:
-    """The importance of every input of those `tensors` that the file knows.
-
-    Raises HobbitError if the file is damaged, or belongs to a model of other shapes or names.
-    """
+    """The importance of inputs of those `tensors` that the file knows. Raises HobbitError."""
     try:
         with path.open("rb") as file:
             is_gguf = file.read(4) == b"GGUF"

@@ -30,11 +30,7 @@ _FLOATS = ("f32", "f16", "bf16")
 
 
 def read_low_experts(path: Path, model: GgufFile) -> dict[str, TensorInfo]:
-    """The routed expert tensors of a GGUF, single or split, by name.
-
-    Raises HobbitError unless the file holds `model` in other types. A fine-tune that left all routers as they
-    were is not found out.
-    """
+    """Routed expert tensors of a GGUF by name. Raises HobbitError unless it holds `model` in other types."""
     other = read_model(path)
     if other.path.samefile(model.path):
         raise HobbitError(f"--low-from {path} is the model itself: name a smaller file of the same model")

@@ -45,10 +45,7 @@ _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are
 
 
 def convert(options: Options) -> Path | None:
-    """Makes the multi-precision GGUF and returns its path; with `dry_run` prints the plan and returns None.
-
-    Raises HobbitError with one sentence for the user; no output file is left behind then.
-    """
+    """Makes the GGUF and returns its path; `dry_run` only prints. Raises HobbitError and leaves no file."""
     _check_options(options)
     output = _output_path(options)
     try:

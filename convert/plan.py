@@ -29,10 +29,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of the output; `offset` from the start of its data.
-
-    experts: those of the source's that the tensor has, ascending; None for all.
-    """
+    """A tensor of the output. offset: in its data.  experts: of the source's, ascending; None for all."""
 
     name: str
     type: GgmlType

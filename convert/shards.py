@@ -37,10 +37,7 @@ _MOST = {
 
 
 def check_checkpoint(folder: Path) -> bool:
-    """Tells if the checkpoint may have the weights of a draft block (MTP).
-
-    Raises HobbitError that names the first file that is absent or incomplete, the tensor or the layer.
-    """
+    """Tells if it may have a draft block (MTP). Raises HobbitError for the first absent file or layer."""
     config = _config(folder)
     weight_map = _weight_map(folder)
     parts = weight_files(folder)

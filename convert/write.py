@@ -44,11 +44,7 @@ class NotFiniteError(HobbitError):
 
 @dataclass(frozen=True)
 class Piece:
-    """Some bytes of a source tensor, and the output tensors that are made of them.
-
-    If any of these is not a copy, or has some of the experts alone, the piece is of one expert; of the former
-    it is whole rows.
-    """
+    """Some bytes of a source, and what is made of them: one expert's whole rows, unless all are copies."""
 
     source: TensorInfo
     start: int
@@ -103,10 +99,7 @@ def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
 def write_output(
     path: Path, plan: Plan, metadata: Sequence[KeyValue], imatrix: Imatrix, threads: int, progress: Progress
 ) -> list[Written]:
-    """Writes the whole file, and returns what was written where.
-
-    `progress` is called with the number of source bytes done. Raises HobbitError, OSError.
-    """
+    """Writes the file; returns what is where. progress: takes source bytes. Raises HobbitError, OSError."""
     header = pack_header(metadata, plan.placements(), ALIGNMENT)
     written = [Written("header", 0, len(header), zlib.crc32(header))]
     with ExitStack() as stack:
@@ -126,10 +119,7 @@ def write_output(
 def verify_output(
     path: Path, plan: Plan, written: Sequence[Written], threads: int, progress: Progress
 ) -> None:
-    """Checks that every tensor is complete, and that the disk has the header and each byte of data.
-
-    `progress` is called with the number of bytes compared. Raises HobbitError at the first difference.
-    """
+    """Checks that the disk has all of every tensor. progress: takes bytes compared. Raises HobbitError."""
     _check_complete(plan, written)
     with path.open("rb", buffering=0) as data:
         os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # compare what is on the disk

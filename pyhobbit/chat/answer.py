@@ -21,10 +21,7 @@ _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(co
 def print_answer(
     conversation: Conversation, question: str, replaces_last: bool = False, quiet: bool = False
 ) -> Finish | None:
-    """Asks and streams the answer to standard output, ended by one newline; returns why it ended.
-
-    replaces_last: as of Conversation.ask().  quiet: nothing says that the model has thought.
-    """
+    """Streams the answer to standard output; returns why it ended. quiet: without a line on thoughts."""
     finish = None
     with Progress() as progress:
         progress.show("…")
@@ -41,10 +38,7 @@ def print_answer(
 
 @contextlib.contextmanager
 def interrupting(engine: Engine) -> Iterator[None]:
-    """Within it, Ctrl-C interrupts the engine and nothing else.
-
-    Raises KeyboardInterrupt at its end where Ctrl-C came too late to interrupt anything.
-    """
+    """Within it, Ctrl-C interrupts the engine alone. Raises KeyboardInterrupt at its end if that was late."""
     previous = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, lambda _signal, _frame: engine.interrupt())

@@ -36,10 +36,7 @@ class _Command:
 
 @dataclass(frozen=True)
 class Next:
-    """Result of a command. leave: the program ends.  ask: a question, in place of the last one.
-
-    draft: what the next message begins with, which then is in place of the last one, too.
-    """
+    """A result. leave: the end.  ask: a question, draft: a beginning, in place of the last one."""
 
     leave: bool = False
     ask: str | None = None

@@ -134,10 +134,7 @@ class Conversation:
         return saved
 
     def _make_room(self, turns: Sequence[Message], limit: int | None, think: bool) -> None:
-        """Drops the oldest answers where the prompt leaves an answer no room.
-
-        They go until half of the context is free: each time, what remains is read anew.
-        """
+        """Drops the oldest answers of a full context until half is free: each time, the rest is read anew."""
         n_ctx = self.engine.info().n_ctx
         room = n_ctx // _LEAST_ROOM if limit is None else min(limit, n_ctx // _LEAST_ROOM)
         n_most = n_ctx - room

@@ -20,10 +20,7 @@ _MAX_BYTES = 64 << 20  # more is no conversation, but perhaps a model
 
 @dataclass(frozen=True)
 class SavedChat:
-    """A conversation and how its answers are drawn. turns: by user and assistant in turn, user first.
-
-    model: the file that it was held with, for people.  state: Engine.state_mark() of what state_path() holds.
-    """
+    """A conversation and its sampling. turns: user first.  state: Engine.state_mark() of state_path()'s."""
 
     model: str
     system: str | None

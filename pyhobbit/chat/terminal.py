@@ -34,10 +34,7 @@ Candidates = Callable[[str], Sequence[str] | None]
 
 
 class Terminal:
-    """The prompt. Takes the input and output of prompt_toolkit's current session.
-
-    hint: what to type, shown until something is.
-    """
+    """The prompt, on prompt_toolkit's current session. hint: shown until something is typed."""
 
     def __init__(self, history: Path, commands: Sequence[str], candidates: Candidates, hint: str) -> None:
         self._warned = False
@@ -57,10 +54,7 @@ class Terminal:
         )
 
     def read(self, draft: str = "") -> str | None:
-        """One message, "" for none, None when the user leaves: Ctrl-D, or Ctrl-C twice without a text.
-
-        draft: what the message begins with, to be changed.
-        """
+        """One message, "" for none, None when the user leaves by Ctrl-D or Ctrl-C. draft: its beginning."""
         draft, self._typed = draft + self._typed, ""
         try:
             text = self._session.prompt(default=draft)

@@ -113,10 +113,7 @@ def _texts() -> Iterator[str]:
 
 
 def _read_prompt(engine: "Engine", text: str, n_tokens: int) -> Figures:
-    """Computes about n_tokens of a text, which is repeated where it is too short. Raises HobbitError.
-
-    Returns their number, the seconds up to the first token after them, and the bytes read from the disk.
-    """
+    """Tokens of about n of a text, seconds to the first one after, and bytes read. Raises HobbitError."""
     length, size = 2 * n_tokens, 0
     while (size := engine.n_prompt_tokens(_repeated(text, length))) < n_tokens:
         length += max(1, length * (n_tokens - size) // max(1, size))

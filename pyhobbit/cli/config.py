@@ -35,10 +35,7 @@ _ANSWERS = ("max_tokens", "system", "think")
 
 @dataclass(frozen=True)
 class Row:
-    """One setting. source: "flag", "options", "calibration", "file", "computed" or "default".
-
-    note: how it was computed, or what overrules it; "options" is the model's own file of options.
-    """
+    """One setting. source: as of Resolved, or "options", the model's file.  note: how it was computed."""
 
     group: str
     name: str
@@ -107,10 +104,7 @@ def _write(args: argparse.Namespace, model: Path | None) -> None:
 def settings(
     path: Path | None, engine: EngineConfig, sampling: SamplingConfig, given: Collection[str]
 ) -> list[Row]:
-    """The settings of a model, or without one those of any. given: names of flags that were given.
-
-    Raises HobbitError.
-    """
+    """The settings of a model, or without one of any. given: names of flags that were. Raises HobbitError."""
     plan = None
     if path is not None:
         from pyhobbit.engine.plan import lay_out  # takes the native libraries

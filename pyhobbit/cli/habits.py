@@ -46,10 +46,7 @@ _MAY_FOLLOW = ("on", "off", "auto", "0", "1")
 
 
 def ignore(name: str, has_value: bool, rest: list[str]) -> bool:
-    """True for an option that is ignored, which standard error says; its value is removed from rest.
-
-    has_value: it stood behind the name.
-    """
+    """True for an option that is ignored with a line; its value leaves rest. has_value: it was attached."""
     if name not in _IGNORED:
         return False
     n_values, why = _IGNORED[name]

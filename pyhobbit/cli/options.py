@@ -63,10 +63,7 @@ def _with_default(text: str, name: str) -> str:
 
 
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
-    """The settings of the cache; without: names of options that are not the cache's. Raises ConfigError.
-
-    The first call sets the options of --paper that were not given, in args.
-    """
+    """The settings of the cache; puts --paper's into args. without: names left out. Raises ConfigError."""
     _take_paper(args)
     given = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
     config = CacheConfig(
@@ -105,10 +102,7 @@ def setting_value(name: str, given: Any) -> Any:
 def add_model_options(
     args: argparse.Namespace, model: Path, names: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Sets options that were not given to what the file beside the model says; returns these by name.
-
-    names: of the options that mean the same to this verb; None for all. Raises ConfigError, HobbitError.
-    """
+    """Takes options of MODEL.toml that were not given; these by name. Raises ConfigError, HobbitError."""
     from pyhobbit.model.options_file import read_options  # tomlkit takes a while
 
     given = {name for name, value in vars(args).items() if value is not None}
@@ -157,10 +151,7 @@ def overrides(text: str) -> dict[str, Setting]:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, names: Collection[str] = tuple(OPTIONS)) -> None:
-    """Declares how a model is opened: context, threads, log, settings of the expert cache, further devices.
-
-    engine_config() and add_rpc_devices() take the parsed arguments.  names: as for add_setting_arguments().
-    """
+    """Declares how a model is opened, for engine_config() and add_rpc_devices(). names: of the cache's."""
     least, *_, most = EngineConfig.contexts
     context = f"tokens of context (default: {least} to {most}, by memory; 0: the model's, the most)"
     parser.add_argument("--ctx", type=int, metavar="N", help=context)

@@ -17,10 +17,7 @@ _VERBS = ("bench", "calibrate", "chat", "convert", "inspect", "run", "serve", "s
 
 @dataclass(frozen=True)
 class Running:
-    """A process. memory: bytes of its resident set.  model: as it was given, "" for none.
-
-    address: HOST:PORT of a server, "" else, and for the servers of a folder's models.
-    """
+    """A process. memory: bytes resident.  model: as given, or "".  address: HOST:PORT of a server."""
 
     pid: int
     command: str

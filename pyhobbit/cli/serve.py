@@ -119,10 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses our options; `passed_on` holds those of llama-server, in their order.
-
-    Raises ConfigError, HobbitError, SystemExit.
-    """
+    """Parses our options; `passed_on` holds llama-server's. Raises ConfigError, HobbitError, SystemExit."""
     flags = server_flags.known()
     own = {name: n for name, n in parser.options().items() if name not in _PASSED_ON}
     ours: list[str] = []
@@ -238,10 +235,7 @@ def _no_warmup(passed_on: Sequence[str]) -> list[str]:
 
 
 def _add_model_options(args: argparse.Namespace, model: Path) -> list[str]:
-    """Takes what was not given from the file beside the model; returns the names of these options.
-
-    Instructions and thinking are for the clients to choose.
-    """
+    """Takes what was not given from the file beside the model; returns the names of these options."""
     vars(args).update({name: value(flag, args.passed_on) for name, flag in _SERVER_NAMES.items()})
     found = add_model_options(args, model)
     for name in found:
@@ -282,10 +276,7 @@ def _address(passed_on: Sequence[str]) -> str:
 
 
 def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
-    """The settings that the model gets of a process that --memory limits: old prompts are a part of it.
-
-    Raises ConfigError.
-    """
+    """The model's part of the process that --memory limits, without old prompts. Raises ConfigError."""
     if cache.memory is None:
         return cache
     for name in _FURTHER_MODELS:
@@ -320,10 +311,7 @@ def _names_model(passed_on: Sequence[str]) -> bool:
 def server_arguments(
     settings: Mapping[str, Setting], n_batch: int | None, passed_on: Sequence[str]
 ) -> list[str]:
-    """All arguments but the model: our settings, our defaults and the options that were passed on.
-
-    n_batch: tokens of a prompt per pass; None leaves them to what was passed on.
-    """
+    """All arguments but the model: settings, defaults, and what was passed on. n_batch: None is theirs."""
     if value("--ctx-checkpoints", passed_on) is not None:
         settings = {**settings, "hobbit.least_snapshots": _checkpoints(passed_on)[1]}
     passed_on, given = server_flags.without("--override-kv", passed_on)
@@ -400,10 +388,7 @@ def _slots(passed_on: Sequence[str]) -> tuple[int, bool]:
 
 
 def _checkpoints(passed_on: Sequence[str]) -> tuple[int, int]:
-    """The most and the least context checkpoints of all slots for which the engine leaves memory.
-
-    As many as fit, unless their number is given; drafts need one for each slot.
-    """
+    """The most and the least checkpoints of all slots: what fits, unless their number is given."""
     n_slots, _ = _slots(passed_on)
     given = value("--ctx-checkpoints", passed_on)
     n = n_slots * int(given or _CHECKPOINTS) if (given or _CHECKPOINTS).isdecimal() else 0
@@ -439,10 +424,7 @@ def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[
 def _check_memory(
     model: Path, cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]
 ) -> "MemoryPlan | None":
-    """How it will be opened; None where other flags decide about its memory.
-
-    Raises HobbitError where the model will not fit, or the cache cannot be set up.
-    """
+    """How it will be opened; None where flags decide about memory. Raises HobbitError if it does not fit."""
     from pyhobbit.engine.plan import ShortOfMemory, check_limit, lay_out  # loads the libraries
     from pyhobbit.native.ffi import lib
     from pyhobbit.native.machine import resident_memory

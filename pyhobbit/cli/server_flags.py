@@ -33,10 +33,7 @@ def known() -> Mapping[str, Flag]:
 
 
 def value(name: str, arguments: Sequence[str], default: str | None = None) -> str | None:
-    """The value of an option for llama-server: the last one given, or that of its environment variable.
-
-    "" for an option without a value. Raises HobbitError.
-    """
+    """An option's last value, or its environment variable's; "" without values. Raises HobbitError."""
     flag = known()[name]
     given = default if flag.variable is None else os.environ.get(flag.variable, default)
     for i, argument in enumerate(arguments):

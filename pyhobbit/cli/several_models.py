@@ -144,10 +144,7 @@ def rows(total: int | None, each: int | None, passed_on: Sequence[str]) -> dict[
 
 
 def shared(cache: CacheConfig, passed_on: Sequence[str]) -> tuple[CacheConfig, Sequence[str]]:
-    """The settings of each model of a folder, and the arguments: all that are loaded share --memory.
-
-    Unless --models-max says so, one is loaded at a time. Raises ConfigError.
-    """
+    """The settings of each model, and the arguments: loaded ones share --memory. Raises ConfigError."""
     if all(value(name, passed_on) is None for name in SOURCES):
         return cache, passed_on
     most = value("--models-max", passed_on)

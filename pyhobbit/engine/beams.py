@@ -64,10 +64,7 @@ def search(
 
 
 def best_continuations(scores: Sequence[float], logits: np.ndarray, n: int) -> list[tuple[int, int, float]]:
-    """The n likeliest: which text each continues, with which token, and its score.
-
-    scores: log probabilities of the texts.  logits: after them, [texts, vocabulary].
-    """
+    """The n likeliest: text, token and score. scores: log probabilities.  logits: [texts, vocabulary]."""
     found = []
     for parent, (score, row) in enumerate(zip(scores, logits, strict=True)):
         wide = row.astype(np.float64)
@@ -100,10 +97,7 @@ def assign(
 
 
 class Branches:
-    """Continuations of the context's tokens, side by side; their common beginning lies in memory once.
-
-    on_step: asked after each step; False ends the search. A context manager: the end forgets everything.
-    """
+    """Continuations of the context's tokens, side by side. on_step: False ends the search."""
 
     def __init__(self, context: Context, cache: Cache, n: int, on_step: Callable[[], bool]) -> None:
         self._context = context

@@ -83,10 +83,7 @@ class Cache:
         return None
 
     def begin_sequence(self, context: Any, sequence: int = 0) -> None:
-        """Forgets what the sequence was about: another text follows, though its first tokens may be kept.
-
-        context: a pointer to a llama_context of the model.
-        """
+        """Forgets what the sequence was about: another text follows. context: its llama_context."""
         if self:
             lib.hobbit_begin_sequence(cache_context(context), sequence)
 
@@ -96,10 +93,7 @@ class Cache:
             self.begin_sequence(context)
 
     def set(self, **settings: Any) -> None:
-        """Replaces live settings from the next layer on; the others keep their values.
-
-        settings: some of LIVE (pyhobbit.settings.table). Raises ConfigError, HobbitError.
-        """
+        """Replaces live settings (LIVE) from the next layer on. Raises ConfigError, HobbitError."""
         if unknown := settings.keys() - LIVE:
             name = min(unknown)
             raise ConfigError(f"{name} cannot change while a model is open; open the model with it")

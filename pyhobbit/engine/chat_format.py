@@ -15,11 +15,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation as the model reads it.
-
-    text: the prompt.  preserved: control tokens that the parser needs as text.  stops: texts that end the
-    answer.  thinks: whether the template knows of thinking.
-    """
+    """A conversation as text. preserved: control tokens that the parser needs.  stops: texts that end it."""
 
     text: str
     preserved: tuple[str, ...]
@@ -28,10 +24,7 @@ class ChatPrompt:
 
 
 class ChatFormat:
-    """The chat format of one model. Not thread-safe.
-
-    model: its llama_model, which must outlive this.  template: in Jinja.
-    """
+    """A model's chat format. Not thread-safe. model: llama_model that outlives this.  template: in Jinja."""
 
     def __init__(self, model: Any, template: str) -> None:
         self._library = chat_library()
@@ -44,10 +37,7 @@ class ChatFormat:
             self._library.hobbit_chat_free(chat)
 
     def render(self, messages: Sequence[Message], think: bool = True) -> ChatPrompt:
-        """The prompt of a conversation; parse() then reads answers to it.
-
-        think: whether the model may think, where its template leaves the choice. Raises HobbitError.
-        """
+        """The prompt of a conversation, which parse() then knows. think: if the template lets one choose."""
         text = json.dumps([{key: _utf8(each[key]) for key in ("role", "content")} for each in messages])
         rendered = self._library.hobbit_chat_render(self._chat, text.encode(), think)
         if rendered is None:
@@ -58,10 +48,7 @@ class ChatFormat:
         )
 
     def parse(self, answer: str, is_partial: bool) -> tuple[str, str] | None:
-        """Content and thinking of an answer; of a partial one what is certain so far.
-
-        Returns None if the answer does not have the form that the template asks for.
-        """
+        """Content and thinking of an answer, as far as certain; None if it lacks the template's form."""
         parsed = self._library.hobbit_chat_parse(self._chat, answer.encode(), is_partial)
         if parsed is None:
             return None

@@ -98,10 +98,7 @@ class Governor:
 
 
 class Decoder:
-    """The tokens of one answer, one by one, while a pass may compute several.
-
-    The text before is what the context holds.  governor: None computes each token in a pass of its own.
-    """
+    """The tokens of one answer, one by one, after the context's. governor: None computes no drafts."""
 
     def __init__(self, context: Context, sampler: Sampler, governor: Governor | None) -> None:
         self.n_drafted = self.n_accepted = 0
@@ -110,10 +107,7 @@ class Decoder:
         self._computed: list[int] = []  # tokens after the last one given out
 
     def next(self, pending: list[int], n_wanted: int, watch: Watch | None = None) -> int | None:
-        """The token after these, or None when aborted; all before it are in the KV cache then.
-
-        n_wanted: tokens that are still asked for, and for which the context has room.
-        """
+        """The token after these, which the KV cache then has; None when aborted. n_wanted: still to come."""
         if self._computed:
             return self._computed.pop(0)
         if self._governor is not None:

@@ -105,10 +105,7 @@ class Engine(CachedModel):
         return self
 
     def open(self) -> ModelInfo:
-        """Loads what stays resident and allocates the pools.
-
-        Raises ConfigError for settings that contradict each other, HobbitError, KeyboardInterrupt.
-        """
+        """Loads what stays, and allocates pools. Raises ConfigError, HobbitError, KeyboardInterrupt."""
         if self._session is not None:
             raise HobbitError("the engine is open already; close it first")
         check_settings(self._config.cache.settings())
@@ -174,10 +171,7 @@ class Engine(CachedModel):
         return self._opened().model.metadata(key)
 
     def state_mark(self, path: Path) -> str:
-        """Tells a file of save_state() that is whole, of this model and these settings. Raises HobbitError.
-
-        llama.cpp ends the process for a damaged one.
-        """
+        """Tells a whole file of save_state(), of this model and settings, from others. Raises HobbitError."""
         mark = hashlib.sha256(str((sorted(self.live().items()), self._config.cache_types)).encode())
         try:
             mark.update(head_and_tail(self._path))

@@ -36,10 +36,7 @@ _STATUS_FAILED = -3  # llama_decode's status if a backend, and thus perhaps the 
 
 @contextlib.contextmanager
 def ctrl_c_waits() -> Iterator[Callable[[], bool]]:
-    """Delays Ctrl-C in calls of llama.cpp, whose callbacks cannot raise: KeyboardInterrupt comes at the end.
-
-    Yields whether Ctrl-C came. In a thread, or with another handler of SIGINT, nothing changes.
-    """
+    """Delays Ctrl-C in calls of llama.cpp, whose callbacks cannot raise; yields whether it came."""
     came = False
 
     def note(_signal: int, _frame: object) -> None:
@@ -142,10 +139,7 @@ class LoadedModel:
         return llama.llama_model_n_ctx_train(self.pointer)
 
     def tokenize(self, text: str, begins_text: bool = True) -> list[int]:
-        """Tokens of a text, in which special tokens count.
-
-        begins_text: it is a whole prompt, and the model's own special tokens are put in front.
-        """
+        """Tokens of a text, special ones too. begins_text: a whole prompt gets the model's own in front."""
         data = text.encode("utf-8", "surrogateescape")
         n_tokens = -(len(data) + 16)  # more, where the vocabulary spells a space or a character in bytes
         while n_tokens < 0:
@@ -186,10 +180,7 @@ class LoadedModel:
 
 
 class Model(LoadedModel):
-    """A model that is loaded here. Parameters as of Session.
-
-    Raises HobbitError when the file cannot be loaded, KeyboardInterrupt when keep_going said False.
-    """
+    """A model that is loaded here. Raises HobbitError, or KeyboardInterrupt where keep_going said False."""
 
     def __init__(
         self,
@@ -304,10 +295,7 @@ class Context:
         return self._came() or self._aborted()
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Forgets what was and computes tokens, at most n_batch and n_outputs; returns the logits after each.
-
-        float32 [len(tokens), n_vocab], valid until the next computation. Cannot be aborted.
-        """
+        """Forgets what was and computes tokens; the logits after each, float32 [len(tokens), n_vocab]."""
         self.truncate(0)
         llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
         self._decode(tokens, all_logits=True)
@@ -338,18 +326,12 @@ class Context:
             raise HobbitError(reason or f"llama.cpp cannot compute the next token: {log.reason()}")
 
     def last_logits(self, n: int = 1) -> np.ndarray:
-        """Logits of the last n tokens computed: float32 [n, n_vocab], valid until the next computation.
-
-        Raises HobbitError where they are no numbers.
-        """
+        """Logits of the last n tokens: float32 [n, n_vocab], until the next pass. Raises HobbitError."""
         found = np.ctypeslib.as_array(llama.llama_get_logits(self.pointer), (n, self.model.n_vocab()))
         return self.model.check_finite(found)
 
     def extend(self, tokens: Sequence[int], position: int, sequences: Sequence[int]) -> np.ndarray:
-        """Appends a token to each of these sequences, all at one position; returns last_logits().
-
-        They are no part of `tokens`, and the context must have been made for so many. Cannot be aborted.
-        """
+        """Appends a token to each sequence, at one position; returns last_logits(). Is not aborted."""
         self.model.check_process()
         llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
         batch = llama.llama_batch_init(len(tokens), 0, 1)

@@ -199,10 +199,7 @@ def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> 
 
 
 def _token_s(session: Session, keep_going: Callable[[], bool]) -> tuple[float, float]:
-    """Seconds of a token that is decoded, and of one of a prompt.
-
-    The model writes texts until one is no faster than the best; the prompt has these texts.
-    """
+    """Seconds of a decoded token, and of one of a prompt; texts are written until one is no faster."""
     context, model = session.context, session.model
     written: list[int] = []
     best, end = math.inf, _now() + _MOST_S

@@ -108,10 +108,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model is opened. settings: what hobbit_open is told.  n_ctx: tokens of context.
-
-    n_batch: prompt tokens per pass.
-    """
+    """How a model is opened. settings: for hobbit_open.  n_ctx: tokens.  n_batch: prompt tokens per pass."""
 
     settings: dict[str, Setting]
     n_ctx: int
@@ -148,10 +145,7 @@ def open_session(
     on_loading: KeepGoing,
     aborted: Callable[[], bool],
 ) -> Session:
-    """Opens a model for generating text; one that does not fit raises before anything is loaded.
-
-    set_model, on_loading, aborted: as of Session. Raises HobbitError, KeyboardInterrupt.
-    """
+    """Opens a model that fits; the parameters are Session's. Raises HobbitError, KeyboardInterrupt."""
     with opening:
         how = fit(path, config, model=set_model)
         config = replace(config, n_ctx=how.n_ctx, n_batch=how.n_batch)
@@ -169,10 +163,7 @@ def open_session(
 def beside_projector(
     path: Path, projector: Path, cache: CacheConfig, plan_without: Callable[[CacheConfig], MemoryPlan | None]
 ) -> tuple[CacheConfig, int]:
-    """The cache with room for a projector, and the projector's bytes. Raises HobbitError.
-
-    plan_without: the plan without a projector; None where nobody knows it.
-    """
+    """The cache with room for a projector, and its bytes. plan_without: may be None. Raises HobbitError."""
     memory, taken = cache.memory, projector_bytes(path, projector)
     if memory is None and cache.pools is None:
         plan = plan_without(cache)  # the engine would take what is free before the projector is there

@@ -15,10 +15,7 @@ _LIBRARY_BYTES = 12 << 20  # libmtmd, its threads and a prepared picture, beside
 
 
 def projector_bytes(model: Path, projector: Path) -> int:
-    """Bytes of this process that the projector needs, with an image of the usual size; loads nothing.
-
-    A larger image may take more. Raises HobbitError where the model cannot have it.
-    """
+    """Bytes that the projector takes with a usual image; loads nothing. Raises HobbitError."""
     if not projector.is_file():
         raise HobbitError(f"there is no file {projector}; --mmproj takes the model's projector, a GGUF file")
     with opening, trimmed_heap(), Session(model, {}, one_sequence(_SIMULATED), simulated=True) as session:

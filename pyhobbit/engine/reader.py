@@ -34,10 +34,7 @@ class TextReader:
 
 
 class ChatReader:
-    """An answer in a conversation, which llama.cpp's parser splits. has_ended: a stop text has come.
-
-    Text that does not have the form of the template stays as it came.
-    """
+    """An answer in a conversation, which llama.cpp's parser splits. has_ended: a stop text has come."""
 
     def __init__(self, model: Model, form: ChatFormat, prompt: ChatPrompt) -> None:
         self.has_ended = False

@@ -227,10 +227,7 @@ class Stats:
 def rates(
     before: Mapping[str, float], after: Mapping[str, float], seconds: float, n_token_uses: int
 ) -> CacheRates:
-    """hobbit_get_rates: of two samples of the counters by name; None where nothing happened.
-
-    before: without counters, the zeros of a model that was just opened.
-    """
+    """hobbit_get_rates of two samples by name; None where nothing happened. before: no counters are zeros."""
     from pyhobbit.native.ffi import ffi, lib  # takes the native libraries
 
     samples = [ffi.new("double[]", [of.get(each.name, 0) for each in COUNTERS]) for of in (before, after)]

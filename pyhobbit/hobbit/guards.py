@@ -51,10 +51,7 @@ def explained(decode: Callable[[Any], None], model: LoadedModel) -> Callable[[An
 
 
 class Processors:
-    """Logits processors whose first exception is kept.
-
-    llama.cpp calls them from C, where Python would print an exception, and the text would go on without them.
-    """
+    """Logits processors whose first exception is kept: llama.cpp's C code would go on without them."""
 
     def __init__(self, processors: Sequence[Processor]) -> None:
         self._processors = processors

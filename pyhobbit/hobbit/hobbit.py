@@ -104,11 +104,7 @@ class Hobbit(CachedModel, _Llama):
         rpc: str | None = None,
         **llama: Any,
     ) -> None:
-        """Opens a model.
-
-        Raises ConfigError for a setting that cannot be and HobbitError for a model that cannot be opened,
-        both also ValueErrors, and TypeError for a keyword that neither Hobbit nor Llama knows.
-        """
+        """Opens a model. Raises ConfigError or HobbitError, also ValueErrors; TypeError for a keyword."""
         self._turns = Turns()
         keywords.check(llama, Hobbit.__init__, _Llama.__init__)
         given = {name: llama.pop(name) for name in OPTIONS if llama.get(name) is not None}
@@ -256,10 +252,7 @@ class Hobbit(CachedModel, _Llama):
         return self
 
     def close(self) -> None:
-        """Frees everything; the second call does nothing.
-
-        Raises HobbitError where a trace is incomplete, or another thread computes.
-        """
+        """Frees everything, once. Raises HobbitError if a trace is incomplete, or another thread computes."""
         is_traced = "_weights" in self.__dict__ and self.cache_config.trace is not None
         # the constructor may not have begun
         with (self.__dict__.get("_turns") or Turns()).alone(), opening if is_traced else nullcontext():
@@ -386,10 +379,7 @@ class Hobbit(CachedModel, _Llama):
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """As in Llama, which says what comes back. Warns of a text that it cuts.
-
-        Raises HobbitError where the engine failed.
-        """
+        """Embeds texts as Llama does, and warns of a text that it cuts. Raises HobbitError."""
         for text in [input] if isinstance(input, str) else input:
             check_text(text)
             if truncate and (n := len(self.tokenize(text.encode()))) > self.n_batch:
@@ -415,10 +405,7 @@ class Hobbit(CachedModel, _Llama):
             return super().save_state()
 
     def load_state(self, state: "LlamaState") -> None:
-        """Goes back to what save_state() returned, as in Llama.
-
-        Raises HobbitError, and holds no tokens, where another model or context wrote it.
-        """
+        """Goes back to a saved state. Raises HobbitError, and holds no tokens, for another model's."""
         with self._turns.alone():
             ids = self.input_ids
             try:
@@ -437,10 +424,7 @@ class Hobbit(CachedModel, _Llama):
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Yields token after token of the continuation, as in Llama.
-
-        Raises HobbitError: the engine failed, or another answer was begun before this one had ended.
-        """
+        """Yields token after token, as in Llama. Raises HobbitError, also where another answer was begun."""
         answer = self._turns.begin_answer()
         with self._turns.alone():
             self._make_whole()

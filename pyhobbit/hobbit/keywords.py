@@ -62,10 +62,7 @@ def check(given: Mapping[str, object], *constructors: Callable[..., None]) -> No
 def of_model(
     model: Path, cache: CacheConfig | None, settings: Mapping[str, Any], llama: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of the expert cache, and of Llama, from the file beside the model, where they are not given.
-
-    Raises ConfigError, HobbitError.
-    """
+    """Keywords of the cache, and of Llama, from MODEL.toml unless given. Raises ConfigError, HobbitError."""
     given = {*settings, *(name for name in OPTIONS if getattr(cache, name, None) is not None)}
     given |= {name for name, keys in _LLAMA.items() if not llama.keys().isdisjoint(keys)}
     found = read_options(model, given)

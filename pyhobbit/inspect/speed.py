@@ -78,10 +78,7 @@ def disk_speed(model: ModelFile, io_threads: int | None) -> Disk:
 
 
 def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan) -> Speed:
-    """Estimates the speed of a model that lies in memory as planned, some of it by running it.
-
-    Raises HobbitError, KeyboardInterrupt.
-    """
+    """Estimates a planned model's speed by running some of it. Raises HobbitError, KeyboardInterrupt."""
     disk = None
     if plan.info.cached:  # the plan is the cache's, whatever is faster
         disk = disk_speed(model, config.cache.io_threads)
@@ -113,10 +110,7 @@ def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SE
 
 
 def decode_texts(engine: Engine) -> Iterator[Piece]:
-    """Tokens without end, of one text after the other.
-
-    Raises HobbitError where the model ends its answers to all prompts before a second token.
-    """
+    """Tokens without end, of text after text. Raises HobbitError where answers end before a second one."""
     n_short = 0  # answers in a row
     for seed, prompt in enumerate(cycle(PROMPTS)):
         n_tokens = 0

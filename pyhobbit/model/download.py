@@ -106,10 +106,7 @@ class Repo:
         return found
 
     def check(self, first: str, sizes: Mapping[str, int]) -> list[GgufFile]:
-        """The headers of a model's parts. Raises LoadError where this build cannot load it, HobbitError.
-
-        sizes: bytes by file.
-        """
+        """The headers of a model's parts. Raises LoadError, HobbitError. sizes: bytes by file."""
         from pyhobbit.model.loading import check_known  # loads the libraries
 
         files = [self.head(part, sizes[part]) for part in own_parts(self.name, first, sizes)]
@@ -278,10 +275,7 @@ def own_parts(repo: str, first: str, files: Collection[str]) -> list[str]:
 
 
 def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
-    """A GGUF of a repository with its other parts, its sidecar and its calibration.
-
-    first: its first part.  Raises HobbitError where a part is not among the files.
-    """
+    """A GGUF with its other parts, sidecar and calibration. first: its first part. Raises HobbitError."""
     name = first.rpartition("/")[2]
     folder = first.removesuffix(name)
     parts = [folder + part for part in part_names(name)]

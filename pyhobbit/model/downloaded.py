@@ -88,10 +88,7 @@ def models_of_programs() -> list[LocalModel]:
 
 
 def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
-    """Deletes downloaded GGUF models from the cache: all of USER/NAME, or the one of USER/NAME:QUANT.
-
-    Returns the names of the files and how many bytes are free again. Raises ConfigError, HobbitError.
-    """
+    """Deletes USER/NAME[:QUANT] from the cache; gives files and bytes. Raises ConfigError, HobbitError."""
     user_and_name, quant = parse_repository(name)
     repo = next((each for each in _repositories(cache) if each.repo_id == user_and_name), None)
     files = {} if repo is None else _files(repo)

@@ -180,10 +180,7 @@ class _Cursor:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads and checks the header of a GGUF file; of the data, only that it is all there.
-
-    Raises LoadError if the file is no GGUF, is damaged or truncated, or has what only other programs know.
-    """
+    """Reads and checks the header of a GGUF file, and that its data are all there. Raises LoadError."""
     try:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             return _parse(path, buffer, len(buffer))
@@ -196,10 +193,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def parse_head(path: Path, data: bytes, size: int) -> GgufFile | None:
-    """The header of a file of `size` bytes that begins with `data`; None if that is not all of it.
-
-    Raises LoadError.
-    """
+    """The header of a file of `size` bytes by its first ones; None if `data` lacks some. Raises LoadError."""
     try:
         return _parse(path, data, size)
     except _DamagedError:

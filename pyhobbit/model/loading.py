@@ -91,10 +91,7 @@ def load_failure(path: str | Path, hint: str | None = None, name: Path | None = 
 
 
 def check_loads(path: Path, name: Path | None = None, hint: str | None = None) -> None:
-    """Raises LoadError where llama.cpp cannot load the model, by its header alone: no weight is read.
-
-    name, hint: as of load_failure().
-    """
+    """Raises LoadError where llama.cpp cannot load the model's header. name, hint: as of load_failure()."""
     params = llama.llama_model_default_params()
     params.no_alloc, params.load_mode = True, llama.LLAMA_LOAD_MODE_NONE
     with opening:

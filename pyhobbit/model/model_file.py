@@ -146,10 +146,7 @@ class ModelFile:
 
 
 def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
-    """Reads the headers of a model; sidecar: default MODEL.hobbit.gguf where it exists.
-
-    Raises HobbitError if a file is damaged or missing, or if the model has no routed experts.
-    """
+    """The headers of a model. Raises HobbitError for a damaged or missing file, or one without experts."""
     files, described = model_files(path, sidecar)
     check_form(files)
     tiers = read_tiers(described)
@@ -191,10 +188,7 @@ def opened_info(path: Path, settings: Mapping[str, Setting]) -> Any:
 
 
 def model_files(path: Path, sidecar: Path | None = None) -> tuple[list[GgufFile], GgufFile]:
-    """The headers of a model's files, its sidecar's last, and the one that describes the tiers.
-
-    sidecar: default MODEL.hobbit.gguf where it exists. Raises HobbitError.
-    """
+    """A model's headers, the sidecar's last, and the one that describes tiers. Raises HobbitError."""
     files = model_parts(path)
     if sidecar is None and not sidecar_path(path).exists():
         return files, files[0]

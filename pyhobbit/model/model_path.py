@@ -19,10 +19,7 @@ def add_model_arguments(
 
 
 def model_path(args: argparse.Namespace, checkpoint: bool = False) -> Path:
-    """The model's file, downloaded first where --hf-repo names it: the recommended one without a QUANT.
-
-    checkpoint: a folder will do. Raises HobbitError, KeyboardInterrupt.
-    """
+    """The model's file, downloaded where --hf-repo names it. Raises HobbitError, KeyboardInterrupt."""
     check_model_arguments(args)
     if args.hf_repo is None:
         return args.model

@@ -48,10 +48,7 @@ _REPLACED_BY = {name: {_NAMES[key] for key in specs[0].replaced_by} for name, sp
 
 
 def read_options(model: Path, given: Collection[str] = ()) -> dict[str, Any]:
-    """The options of the file beside the model that apply beside those that are given, by name.
-
-    Sizes are bytes, lists tuples. Without a file there are none. Raises ConfigError, HobbitError.
-    """
+    """Options of MODEL.toml beside those given, by name; sizes in bytes. Raises ConfigError, HobbitError."""
     if not model.name:
         return {}  # the name of a folder, which is no model: said where it is opened
     path = options_path(model)
@@ -64,10 +61,7 @@ def read_options(model: Path, given: Collection[str] = ()) -> dict[str, Any]:
 
 
 def write_options(model: Path, options: Mapping[str, Any]) -> Path:
-    """Sets these options in the file beside the model and keeps the others; None removes one.
-
-    Returns its path. Raises ConfigError, HobbitError.
-    """
+    """Sets options in the model's file, None removes one; gives its path. Raises ConfigError, HobbitError."""
     path = options_path(model)
     document = _document(path)
     keys = {key.replace("-", "_"): key for key in document}

@@ -118,10 +118,7 @@ def quantizable_types() -> list[GgmlType]:
 
 
 def type_by_name(name: str) -> GgmlType:
-    """The quantisable type of that name, in upper or lower case.
-
-    Raises HobbitError, listing the names, if there is none.
-    """
+    """The quantisable type of that name, in any case. Raises HobbitError, which lists the names."""
     types = {ggml_type.name.lower(): ggml_type for ggml_type in quantizable_types()}
     if name.lower() not in types:
         hint = did_you_mean(name.lower(), types, f"choose one of {', '.join(types)}", 0.7)
@@ -141,10 +138,7 @@ def dequantize(ggml_type: GgmlType, data: np.ndarray, n_per_row: int) -> np.ndar
 
 
 def quantize(ggml_type: GgmlType, rows: np.ndarray, imatrix: np.ndarray | None) -> np.ndarray:
-    """The bytes of float32 `rows` [n_rows, n_per_row] in that type, weighted by `imatrix` [n_per_row].
-
-    Raises HobbitError for values that the type cannot hold.
-    """
+    """Bytes of float32 rows [n_rows, n_per_row], by imatrix [n_per_row]. Raises HobbitError out of range."""
     n_rows, n_per_row = rows.shape
     if not np.isfinite(rows).all():  # some of ggml's quantisers abort the process on these
         raise HobbitError("the weights contain values that are not finite: the model file is damaged")

@@ -87,10 +87,7 @@ class Choice:
 
 
 def this_machine(memory: int | None = None, disk: int | None = None) -> Machine:
-    """Measures it. memory: bytes that a model may take; default by what there is.  disk: bytes per second.
-
-    The disk is measured once; its speed is kept in huggingface_hub's folder. Raises HobbitError.
-    """
+    """Measures memory and disk unless given, in bytes (per second); keeps the disk's. Raises HobbitError."""
     return Machine(memory or _TAKEN * memory_limit(), disk or _disk_speed())
 
 

@@ -110,10 +110,7 @@ def group_key(part: Part, tier: str, group: int) -> str:
 
 
 def tier_metadata(partial: bool = False) -> list[KeyValue]:
-    """Keys of a file with both tiers, or of a sidecar with the further one; keys of groups come on top.
-
-    partial: the high tier lacks experts.
-    """
+    """Keys of a file with both tiers, or of a sidecar, but for groups. partial: the high lacks experts."""
     version = PARTIAL_VERSION if partial else FORMAT_VERSION
     entries = [
         scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
@@ -127,10 +124,7 @@ def tier_metadata(partial: bool = False) -> list[KeyValue]:
 
 @dataclass(frozen=True)
 class Tiers:
-    """The tiers of a model, the best first.
-
-    plain: the tier whose tensors have llama.cpp's own names.  partial: the tiers that lack experts.
-    """
+    """A model's tiers, the best first. plain: named as llama.cpp does.  partial: those that lack experts."""
 
     names: tuple[str, ...]
     plain: str

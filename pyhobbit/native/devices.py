@@ -51,10 +51,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def experts_on_cpu(n_layers: int, cpu: int | None = None) -> "ctypes.Array[Any]":
-    """The array for params.tensor_buft_overrides, as by --n-cpu-moe; must live as long as the params.
-
-    cpu: the CPU's buffer type, of another build of ggml than this one.
-    """
+    """The array for params.tensor_buft_overrides, living as long. cpu: buffer type of another ggml."""
     cpu = cpu or _function("ggml-base", "ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
     overrides = (_BufferTypeOverride * (n_layers + 1))()  # no pattern ends it
     for layer in range(n_layers):

@@ -127,10 +127,7 @@ def cache_context(context: Any) -> Any:
 
 
 def plan_needs(context: Any, head: Any) -> Needs:
-    """llama_hobbit_plan_make: the needs of a llama_context that was opened with no_alloc, and of its model.
-
-    head: the context's parameters where the file's draft head runs beside it, else None.
-    """
+    """llama_hobbit_plan_make for a context of no_alloc. head: parameters of its draft head's, or None."""
     needs, err = Needs(), ctypes.create_string_buffer(_ERR_SIZE)
     parameters = None if head is None else ctypes.byref(head)
     if not _plan_make(context, parameters, ctypes.byref(needs), err, _ERR_SIZE):

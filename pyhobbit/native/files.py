@@ -65,10 +65,7 @@ def head_and_tail(path: Path) -> bytes:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 to `path`, or what it links to: all or nothing, but to a pipe or a device.
-
-    Raises HobbitError.
-    """
+    """Writes UTF-8 to `path` or its target: all or nothing, but to a pipe or device. Raises HobbitError."""
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")

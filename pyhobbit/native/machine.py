@@ -30,10 +30,7 @@ def trimmed_heap() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk. bytes_per_s: of n_threads reads of read_bytes each at a time, at random places of the file.
-
-    direct: past the page cache; False where the file system refuses that.
-    """
+    """A disk. bytes_per_s: of n_threads reads of read_bytes at a time.  direct: past the page cache."""
 
     bytes_per_s: float
     read_bytes: int

@@ -20,10 +20,7 @@ _added: set[str] = set()  # endpoints that gave this process their devices
 
 
 def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
-    """Makes the devices of "HOST:PORT,..." devices of this process: RPC0, RPC1 and so on, in this order.
-
-    lib_dir: of the build of llama.cpp.  Raises ConfigError, HobbitError.
-    """
+    """Makes the devices of "HOST:PORT,..." this process's RPC0, RPC1 ... Raises ConfigError, HobbitError."""
     ggml, base = (ctypes.CDLL(str(lib_dir / name)) for name in ("libggml.so", "libggml-base.so"))
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
     base.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p

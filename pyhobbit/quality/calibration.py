@@ -39,10 +39,7 @@ _FAST = 4.0  # the limit of the quality fast, by the one that is given
 
 @dataclass(frozen=True)
 class _Known:
-    """A model and a text, with everything in high precision.
-
-    n_fit: chunks that rules are fitted to; those after them check the result.
-    """
+    """A model and a text, in high precision. n_fit: chunks of the fit; those after them check the result."""
 
     info: ModelInfo
     chunks: list[Chunk]
@@ -67,11 +64,7 @@ class _Known:
 
 @dataclass
 class _Found:
-    """The best of each rule that was tried, and its check; the costs of the rule price; everything in low
-    precision.
-
-    fast: by rule, with _FAST times the limit, which nothing checks.
-    """
+    """The best of each rule, its check, costs and all low. fast: by rule, with _FAST times the limit."""
 
     by_rule: dict[str, Quality] = field(default_factory=dict)
     checks: dict[str, Quality] = field(default_factory=dict)
@@ -296,10 +289,7 @@ def _static_low(known: _Known, found: _Found) -> float | None:
 def profile(
     evaluator: Evaluator, chunks: list[Chunk], on_chunk: Progress = lambda _n_tokens: None
 ) -> tuple[np.ndarray, Observations]:
-    """The reference logits, and the routing of that run.  on_chunk: called for each.
-
-    Raises HobbitError.
-    """
+    """The reference logits, and the routing of that run. on_chunk: called for each. Raises HobbitError."""
     recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, 0)
     with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(recorder):
 
@@ -329,10 +319,7 @@ def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int
 
 
 def _fit_cache(known: _Known, found: _Found) -> tuple[CacheFit, dict[str, float]]:
-    """The cache of the chosen rule, and the low tier's share of the pools with each rule.
-
-    Weights and shares are fitted to the first half of the text, the policy is chosen on the second.
-    """
+    """The cache of the chosen rule, fitted to the text's first half, and the low tier's share by rule."""
     seen = known.seen
     n_tokens, n_layers, n_used = seen.experts.shape
     half = n_tokens // 2
@@ -349,10 +336,7 @@ def _fit_cache(known: _Known, found: _Found) -> tuple[CacheFit, dict[str, float]
 
 
 def routes(seen: Observations, tokens: slice) -> np.ndarray:
-    """Some of the tokens as an array of trace.ROUTE, all counted, as if decoded one by one.
-
-    Their weights are equal where the engine does not see them.
-    """
+    """Some tokens as trace.ROUTE [n], as if decoded one by one. Weights that nobody sees are equal."""
     chosen = np.empty(seen.experts[tokens].shape, ROUTE)
     chosen["sequence"] = seen.sequences[tokens, None, None]
     chosen["token"] = np.arange(len(seen.sequences))[tokens, None, None]

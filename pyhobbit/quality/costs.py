@@ -38,10 +38,7 @@ class CostRuns:
         return Costs(tuple(low), tuple(skip))
 
     def _of_layer(self, i: int, where: np.ndarray) -> tuple[float, float]:
-        """Costs of low precision and of skipping in the i-th of the layers seen. Raises HobbitError.
-
-        Two runs: all of it in low precision, and its less important half skipped.
-        """
+        """Costs of the i-th layer seen: all low, and its less important half skipped. Raises HobbitError."""
         layer = self.seen.layers[i]
         square = squared_weights(self.seen.used(observed(self.seen.weights), i))
         low = self._low(f"layer {layer}", where) / float(np.nanmean(square.sum(axis=-1)))
@@ -52,10 +49,7 @@ class CostRuns:
         return low, self._divergence(f"skip layer {layer}", never, costs, threshold) / lost
 
     def by_expert(self) -> np.ndarray:
-        """A run per used expert, alone in low precision: mean divergence, float64 [n_layers, n_experts].
-
-        NaN for experts that are not used (EdgeMoE, III-B). Raises HobbitError.
-        """
+        """Mean divergence with one expert low: float64 [n_layers, n_experts], NaN for unused ones."""
         info = self.evaluator.info
         found = np.full((info.n_layers, info.n_experts), math.nan)
         for i, layer in enumerate(self.seen.layers):
@@ -79,10 +73,7 @@ class CostRuns:
 
 
 def less_important_half(square: np.ndarray) -> tuple[float, float]:
-    """The squared weight below which half of all but the first experts lie, and their mean sum per token.
-
-    square: [T, K].
-    """
+    """The squared weight below which half of all later experts lie, and their mean sum. square: [T, K]."""
     others = np.sort(square, axis=-1)[:, :-1]
     if not np.isfinite(others).any():
         return 0.0, 0.0

@@ -13,9 +13,7 @@ _ENOUGH_S = 5.0  # seconds of chunks, for an estimate of the whole time
 
 
 def say_once(say: Callable[[float], None], n_chunks: int) -> Progress:
-    """Calls `say` with the seconds of a chunk, when enough of n_chunks are done. The first one is left out:
-    its experts are read into an empty cache.
-    """
+    """Calls `say` with seconds per chunk once enough are done, but for the first, which fills the cache."""
     ends: list[float] = []
 
     def on_chunk(_n_tokens: int) -> None:

@@ -95,11 +95,7 @@ class Costs:
 
 
 class Evaluator(Closing):
-    """A model opened for computing chunks of text. A context manager. Not thread-safe.
-
-    Each token gets exactly the precision that the rule decides for it: wide batches then measure what
-    decoding one by one would.
-    """
+    """A model for computing chunks of text, in the rule's precisions. A context manager. Not thread-safe."""
 
     def __init__(self, path: Path, config: EvaluationConfig | None = None) -> None:
         self._path = path
@@ -185,10 +181,7 @@ class Evaluator(Closing):
     #
 
     def reference(self, chunks: Sequence[Chunk], progress: Progress | None = None) -> np.ndarray:
-        """Logits of the scored tokens in high precision: float32 [n_chunks, n_scored, n_vocab].
-
-        Scored are, as by llama-perplexity, the tokens of each chunk's second half. Raises HobbitError.
-        """
+        """High-precision logits of the chunks' second halves: float32 [n_chunks, n_scored, n_vocab]."""
         model = self._opened().model
         n_scored = self.n_ctx - 1 - self.n_ctx // 2
         kept = _large_array((len(chunks), n_scored, llama.llama_vocab_n_tokens(model.vocab)))
@@ -340,10 +333,7 @@ def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
 
 
 def upper_bound(values: Sequence[float]) -> float:
-    """The mean of which these are a sample is at most this with CONFIDENCE, by Student's t.
-
-    Infinite for fewer than 3 values.
-    """
+    """The mean of the values' population is at most this with CONFIDENCE (Student's t); inf for under 3."""
     n = len(values) - 1
     if n < 2:
         return math.inf

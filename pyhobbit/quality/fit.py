@@ -73,10 +73,7 @@ def simulation_of(info: ModelInfo, rule: str, found: Quality, costs: Costs | Non
 
 @dataclass(frozen=True)
 class CacheFit:
-    """The fitted cache.
-
-    penalties: of each policy at CAPACITIES, by LRU's with the same pools, on routes that were not fitted to.
-    """
+    """The fitted cache. penalties: by policy and CAPACITY, relative to LRU, on routes of the check."""
 
     policy: str
     weights: Weights

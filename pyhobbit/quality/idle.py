@@ -22,10 +22,7 @@ _IDLE_S = 2.0
 def calibrate_beside(
     model: Path, text: Path | None, cache: CacheConfig
 ) -> tuple[dict[str, str], CacheConfig]:
-    """Calibrates on a text, if there is one, beside the server that this process is about to become.
-
-    Returns a row about it, and settings that leave it memory. Raises HobbitError.
-    """
+    """Calibrates beside the server to be; returns a row about it, and settings without its memory."""
     if text is None:
         return {}, cache
     stored = calibration_path(model)
@@ -54,10 +51,7 @@ def _start(command: Sequence[str], log: Path) -> None:
 
 
 def watch(server: socket.socket, log: Path, command: Sequence[str], idle_s: float = _IDLE_S) -> None:
-    """Runs the command whenever the server was idle for some seconds; a request stops it where it is.
-
-    Returns when it has ended, and kills it when the server ends, which closes its end of the socket.
-    """
+    """Runs the command while the server is idle, until either ends; a request stops it where it is."""
     process: subprocess.Popen[bytes] | None = None
     is_busy = True
     with log.open("wb") as out:

@@ -16,10 +16,7 @@ _VERSION = 2
 
 
 class Measurements:
-    """Measured settings by name, in a file beside the model until a calibration is stored.
-
-    key: what the measurements belong to; those of another model, text or split into chunks are dropped.
-    """
+    """Measured settings by name, in a file beside the model. key: what they belong to; others are dropped."""
 
     def __init__(self, path: Path, key: dict[str, Any]) -> None:
         self.path = path

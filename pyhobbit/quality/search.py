@@ -77,10 +77,7 @@ class Bound:
 
 @dataclass
 class Trials:
-    """Measures settings on some chunks, each once.
-
-    on_measured: called with each measured setting.  memo: keeps them.  measured: by t1, t2 and price.
-    """
+    """Measures settings on chunks, each once. on_measured: called for each.  measured: by t1, t2, price."""
 
     evaluator: Evaluator
     chunks: Sequence[Chunk]
@@ -107,10 +104,7 @@ class Trials:
 def cheapest_that_holds(
     search: Callable[[Bound], Quality], trials: Trials, check: Trials, bound: Bound
 ) -> tuple[Quality, Quality]:
-    """A setting that is searched for on the chunks of `trials` and holds on those of `check`: both measured.
-
-    The bound of the search shrinks until then; all high where few checks are not enough.
-    """
+    """A setting found by `trials` that holds by `check`: both measured. All high where few checks fail."""
     limit = bound
     for _ in range(_MAX_CHECKS):
         found = search(limit)
@@ -202,10 +196,7 @@ def _below_one(values: np.ndarray) -> list[float]:
 
 
 def expected_cost(ranked: np.ndarray, low_cost: float, t1: float, t2: float) -> float:
-    """Bytes of a selection by those of an expert in high precision, from ascending scores of Eq. 2.
-
-    low_cost: bytes of an expert in low precision by those of one in high.
-    """
+    """Bytes of a selection by a high expert's, from scores of Eq. 2. low_cost: of a low by a high one."""
     high, kept = (
         1.0 if threshold >= 1 else float(np.searchsorted(ranked, threshold, "right")) / ranked.size
         for threshold in (t1, t2)
@@ -219,10 +210,7 @@ def expected_cost(ranked: np.ndarray, low_cost: float, t1: float, t2: float) -> 
 
 
 def cheapest_by_price(trials: Trials, bound: Bound, costs: Costs, seen: Observations) -> Quality:
-    """The highest price within the bound, with these costs set; seen: the routing of the chunks.
-
-    The evaluator's rule is price or edgemoe.
-    """
+    """The highest price within the bound, by the rule price or edgemoe. seen: the routing of the chunks."""
     info = trials.evaluator.info
     high_bytes, low_bytes = trials.evaluator.info.mean_expert_bytes
     loss, used = losses(observed(seen.weights), trials.evaluator.rule), seen.is_used

@@ -101,10 +101,7 @@ class Calibration:
 
 
 def published_name(model: Path, sidecar: Path | None = None) -> str:
-    """A calibration's name where others find it: a hash of sizes, tensors and the first bytes of each tensor.
-
-    It includes the low tier.  sidecar: default MODEL.hobbit.gguf where it exists. Raises HobbitError.
-    """
+    """A calibration's public name: a hash of sizes, tensors and their first bytes. Raises HobbitError."""
     digest = hashlib.sha256()
     for file in model_files(model, sidecar)[0]:
         digest.update(f"{file.size}\n".encode())

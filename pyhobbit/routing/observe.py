@@ -98,10 +98,7 @@ class Observations:
 
 
 class Recorder:
-    """An observer for runs of whole sequences, all of `sequence_length` tokens.
-
-    Routers' inputs are kept for evenly spaced tokens, as many as `max_input_bytes` allow; 0: of none.
-    """
+    """An observer for runs of whole sequences. max_input_bytes: of routers' inputs, evenly spaced."""
 
     def __init__(self, n_sequences: int, sequence_length: int, n_layers: int, max_input_bytes: int) -> None:
         self._sequences = np.repeat(np.arange(n_sequences), sequence_length)

@@ -70,10 +70,7 @@ class Trace:
         return path_table(chosen_of(self.routes[self.routes["counted"] != 0]), self.n_experts)
 
     def split(self, first: int, last: int) -> NDArray[Any]:
-        """The routes before the decoded token `last`; those from the decoded token `first` on are counted.
-
-        Decoded tokens count from 0. Raises ConfigError for an empty range or one outside the trace.
-        """
+        """The routes before the decoded token `last`; those from `first` on count. Raises ConfigError."""
         if not 0 <= first < last <= self.n_decoded:
             raise ConfigError(
                 f"the range {first}:{last} does not fit; {self.path} has the decode steps 0:{self.n_decoded}"
@@ -254,10 +251,7 @@ def pool_slots(
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a trace; rows as they were recorded: batch by batch, in it layer by layer, in it token by token.
-
-    Raises HobbitError for a file that is no trace, or a damaged one.
-    """
+    """Reads a trace, its rows by batch, layer and token. Raises HobbitError for another or damaged file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as e:

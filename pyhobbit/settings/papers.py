@@ -12,10 +12,7 @@ PAPER_HELP = f"set a paper's configuration: {', '.join(PAPERS)}; options given b
 
 
 def settings_of(paper: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a paper that are not given, by option. given: values by option, None for none.
-
-    Raises ConfigError for an unknown name.
-    """
+    """A paper's settings, by option, without those given (None: not given). Raises ConfigError."""
     if paper not in PAPERS:
         raise ConfigError(f"there is no paper '{paper}'; choose one of {', '.join(PAPERS)}")
     return {name: value for name, value in PAPERS[paper].settings.items() if given.get(name) is None}

@@ -34,11 +34,7 @@ class Resolved:
 
 
 def resolve(path: Path | None, settings: Mapping[str, Setting]) -> list[Resolved]:
-    """The resolved settings of a model with these settings (CacheConfig.settings), or of any model without a
-    path.
-
-    Raises ConfigError for settings that cannot be, HobbitError for a file that cannot be read.
-    """
+    """The settings of a model, or of any without a path. Raises ConfigError, or HobbitError for the file."""
     rows = ffi.new("struct hobbit_resolved_setting[]", len(SETTINGS))
     given = c_settings(settings)
     try:
