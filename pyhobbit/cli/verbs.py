@@ -13,46 +13,27 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from pyhobbit import convert
-from pyhobbit.cli import (
-    bench,
-    calibrate,
-    chat,
-    completion,
-    config,
-    inspect,
-    llama,
-    ps,
-    pull,
-    rm,
-    serve,
-    simulate,
-    top,
-    worker,
-)
-from pyhobbit.cli import list as listing
 from pyhobbit.cli.habits import TAKEN, ignore
 from pyhobbit.cli.help import COMMON, EXAMPLES, Parser
 from pyhobbit.errors import ConfigError
 
-# A module with parse(parser, arguments) reads its arguments itself.
-_VERBS: Mapping[str, tuple[Any, str]] = {
-    "chat": (chat, "talk to a model, or have it continue a text; also: run"),
-    "serve": (serve, "answer over HTTP, like OpenAI's API"),
-    "top": (top, "watch a running server"),
-    "ps": (ps, "show the running commands"),
-    "pull": (pull, "download a model"),
-    "list": (listing, "show the models that have been downloaded"),
-    "rm": (rm, "delete a downloaded model"),
-    "inspect": (inspect, "say how a model fits here, and what would help; also: show"),
-    "convert": (convert, "make a multi-precision GGUF"),
-    "config": (config, "show the settings that apply, and where each comes from"),
-    "calibrate": (calibrate, "fit thresholds and cache to a model"),
-    "bench": (bench, "measure the speed of a model on this machine"),
-    "simulate": (simulate, "replay a route trace through cache policies"),
-    "worker": (worker, "lend this machine to a pyhobbit on another one"),
-    "llama": (llama, "run another program of llama.cpp"),
-    "completion": (completion, "print what a shell needs to complete commands"),
+_VERBS: Mapping[str, str] = {
+    "chat": "talk to a model, or have it continue a text; also: run",
+    "serve": "answer over HTTP, like OpenAI's API",
+    "top": "watch a running server",
+    "ps": "show the running commands",
+    "pull": "download a model",
+    "list": "show the models that have been downloaded",
+    "rm": "delete a downloaded model",
+    "inspect": "say how a model fits here, and what would help; also: show",
+    "convert": "make a multi-precision GGUF",
+    "config": "show the settings that apply, and where each comes from",
+    "calibrate": "fit thresholds and cache to a model",
+    "bench": "measure the speed of a model on this machine",
+    "simulate": "replay a route trace through cache policies",
+    "worker": "lend this machine to a pyhobbit on another one",
+    "llama": "run another program of llama.cpp",
+    "completion": "print what a shell needs to complete commands",
 }
 
 # Names that users of other programs type, and ours.
@@ -82,13 +63,19 @@ def _parser(arguments: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=own_version, help=argparse.SUPPRESS)
     verbs = parser.add_subparsers(title="talk", metavar="COMMAND [...]", required=True, prog="pyhobbit")
     parsers: dict[str, Parser] = {}
-    for name, (module, summary) in _VERBS.items():
+    for name, summary in _VERBS.items():
+        module = _module(name)
         parsers[name] = verbs.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(parsers[name])
         parsers[name].add_help_options(COMMON.get(name, ()))
         parsers[name].example = EXAMPLES.get(name, "")
         parsers[name].set_defaults(run=module.run, verb=name, typed=name)
     return parser, parsers
+
+
+def _module(verb: str) -> Any:
+    """The verb's module. One with parse(parser, arguments) reads its arguments itself."""
+    return import_module("pyhobbit.convert" if verb == "convert" else f"pyhobbit.cli.{verb}")
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -104,7 +91,7 @@ def run(arguments: Sequence[str] | None) -> int:
 
         argcomplete.autocomplete(parser)
     _check_verb(arguments)
-    module = _VERBS[arguments[0]][0] if arguments and arguments[0] in _VERBS else None
+    module = _module(arguments[0]) if arguments and arguments[0] in _VERBS else None
     if module is not None and hasattr(module, "parse"):
         return module.run(module.parse(parsers[arguments[0]], arguments[1:]))
     if module is not None:
