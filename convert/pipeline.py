@@ -22,20 +22,10 @@ from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, Recipe, make_pl
 from pyhobbit.convert.read import check_routed, read_model
 from pyhobbit.convert.write import NotFiniteError, Progress, verify_output, write_output
 from pyhobbit.errors import HobbitError
+from pyhobbit.model import tiers
 from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, pack_header, tensor_nbytes
 from pyhobbit.model.quantize import GgmlType, type_by_name
-from pyhobbit.model.tiers import (
-    ALIGNMENT,
-    HIGH,
-    LOW,
-    MOST_LOW,
-    alignment_entry,
-    default_low_types,
-    routed_part,
-    sidecar_metadata,
-    tier_metadata,
-)
 from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import format_size
 
@@ -106,9 +96,9 @@ def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | N
         return Recipe(read_low_experts(options.low_from, model), high, options.sidecar)
     if options.low:
         return Recipe(type_by_name(options.low), high, options.sidecar)
-    low = default_low_types(tensors, high)
+    low = tiers.default_low_types(tensors, high)
     if low is None:
-        routed = [(tensor, high or tensor.type) for tensor in tensors if routed_part(tensor.name)]
+        routed = [(tensor, high or tensor.type) for tensor in tensors if tiers.routed_part(tensor.name)]
         n_bytes = sum(tensor_nbytes(own, tensor.ne) for tensor, own in routed)
         bits = 8 * n_bytes / sum(tensor.n_values for tensor, _ in routed)
         raise HobbitError(
@@ -122,14 +112,14 @@ def _weighted_low(bits: float, routed: Sequence[tuple[TensorInfo, GgmlType]]) ->
     """Names a type that saves enough with an importance matrix, in words that another advice follows."""
     for kind in map(type_by_name, _WEIGHTED_LOW):
         fits = all(tensor.ne[0] % kind.block == 0 for tensor, _ in routed)
-        if fits and kind.bits_per_weight <= MOST_LOW * bits:
+        if fits and kind.bits_per_weight <= tiers.MOST_LOW * bits:
             return f"name one with --low TYPE, such as {kind.name} with an importance matrix, or "
     return ""
 
 
 def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) -> Iterator[str]:
     """Lines about what a user may not expect of the low tier."""
-    low = plan.tier(LOW)
+    low = plan.tier(tiers.LOW)
     others = [tensor for tensor in low if isinstance(recipe.low, GgmlType) and tensor.type != recipe.low]
     if others:
         types = "/".join(dict.fromkeys(tensor.type.name for tensor in others))
@@ -258,7 +248,7 @@ def _convert_partial(options: Options, output: Path) -> Path | None:
 
 
 def _output_bytes(plan: Plan, metadata: Sequence[KeyValue]) -> int:
-    return len(pack_header(metadata, plan.placements(), ALIGNMENT)) + plan.data_bytes
+    return len(pack_header(metadata, plan.placements(), tiers.ALIGNMENT)) + plan.data_bytes
 
 
 def _write(
@@ -303,10 +293,10 @@ def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | No
 
 def _metadata(model: GgufFile, recipe: Recipe) -> list[KeyValue]:
     if recipe.sidecar:
-        return sidecar_metadata(model)
-    alignment = alignment_entry()
+        return tiers.sidecar_metadata(model)
+    alignment = tiers.alignment_entry()
     # the alignment stays where the source had it
-    return [*{**model.metadata, alignment.key: alignment}.values(), *tier_metadata()]
+    return [*{**model.metadata, alignment.key: alignment}.values(), *tiers.tier_metadata()]
 
 
 def _check_disk(output: Path, needed: int) -> None:
@@ -329,7 +319,7 @@ def _progress(what: str, total: int) -> Iterator[Progress]:
 
 def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None, notes: Iterable[str]) -> None:
     print(f"{'tier':<10}{'type':<20}{'tensors':>8}{'size':>14}")
-    for tier in (RESIDENT, HIGH, LOW):
+    for tier in (RESIDENT, tiers.HIGH, tiers.LOW):
         tensors = plan.tier(tier)
         for name in dict.fromkeys(tensor.type.name for tensor in tensors):
             sizes = [tensor.nbytes for tensor in tensors if tensor.type.name == name]
@@ -343,20 +333,20 @@ def _print_plan(plan: Plan, output: Path, needed: int, imatrix: Path | None, not
 
 def _check_saving(plan: Plan, tensors: Sequence[TensorInfo], options: Options) -> None:
     """Raises HobbitError for a low tier that saves too little, unless forced. `tensors`: of the model."""
-    own = sum(tensor.nbytes for tensor in tensors if routed_part(tensor.name))
-    share = plan.tier_bytes(LOW) / (plan.tier_bytes(HIGH) or own)
-    if share > MOST_LOW and not options.force:
-        default = options.low and default_low_types(tensors, high_tier(options.high))
+    own = sum(tensor.nbytes for tensor in tensors if tiers.routed_part(tensor.name))
+    share = plan.tier_bytes(tiers.LOW) / (plan.tier_bytes(tiers.HIGH) or own)
+    if share > tiers.MOST_LOW and not options.force:
+        default = options.low and tiers.default_low_types(tensors, high_tier(options.high))
         leave_out = "leave out --low, " if default else ""
         raise HobbitError(
             f"the low tier would have {share:.0%} of the high tier's bytes and save little: choose one of at "
-            f"most {MOST_LOW:.0%}, {leave_out}or insist with --force"
+            f"most {tiers.MOST_LOW:.0%}, {leave_out}or insist with --force"
         )
 
 
 def _tier_summary(plan: Plan) -> str:
     parts = []
-    for tier in (HIGH, LOW):
+    for tier in (tiers.HIGH, tiers.LOW):
         if tensors := plan.tier(tier):
             types = "/".join(dict.fromkeys(tensor.type.name for tensor in tensors))
             parts.append(f"{tier} tier {types} {format_size(plan.tier_bytes(tier))}")

@@ -10,15 +10,7 @@ from pathlib import Path
 from pyhobbit.cli import server_flags
 from pyhobbit.cli.server_flags import value
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import (
-    EXACT,
-    is_gguf,
-    is_model_file,
-    model_stem,
-    options_path,
-    part_names,
-    split_name,
-)
+from pyhobbit.model import file_names
 from pyhobbit.model.model_file import check_form, model_parts
 from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import CacheConfig, format_size
@@ -43,7 +35,7 @@ def find_models(folder: Path) -> tuple[Presets, list[str]]:
     problems: list[str] = []
     models: dict[Path, list[Path]] = {}
     projectors: dict[Path, list[Path]] = {}
-    for path in sorted(filter(is_gguf, [*folder.glob("*"), *folder.glob("*/*")])):
+    for path in sorted(filter(file_names.is_gguf, [*folder.glob("*"), *folder.glob("*/*")])):
         try:
             if _is_model(path):
                 models.setdefault(path.parent, []).append(path)
@@ -55,7 +47,7 @@ def find_models(folder: Path) -> tuple[Presets, list[str]]:
     for parent, paths in models.items():
         beside = projectors.get(parent, []) if parent != folder else []
         for path in paths:
-            name = parent.name if parent != folder and len(paths) == 1 else model_stem(path)
+            name = parent.name if parent != folder and len(paths) == 1 else file_names.model_stem(path)
             text = name + "".join(map(str, [path.absolute(), *beside]))
             if name in presets:
                 problems.append(f"{path} has the name of another model, {name}; rename one")
@@ -66,7 +58,7 @@ def find_models(folder: Path) -> tuple[Presets, list[str]]:
                 presets[name] = {"model": str(path.absolute()), **projector}
     problems += [
         f"{toml}: the models of a folder take their options from the command line"
-        for toml in (options_path(path) for paths in models.values() for path in paths)
+        for toml in (file_names.options_path(path) for paths in models.values() for path in paths)
         if toml.exists()
     ]
     return _with_exact(presets), problems
@@ -75,19 +67,19 @@ def find_models(folder: Path) -> tuple[Presets, list[str]]:
 def _with_exact(presets: Presets) -> Presets:
     """The presets, each with its second name, which asks for exact answers."""
     for name in presets:
-        if name + EXACT not in presets:
-            presets[name]["alias"] = name + EXACT
+        if name + file_names.EXACT not in presets:
+            presets[name]["alias"] = name + file_names.EXACT
     return presets
 
 
 def _is_model(path: Path) -> bool:
     """False for what comes with a model. Raises HobbitError, OSError for a file that cannot be one."""
-    split = split_name(path)
+    split = file_names.split_name(path)
     if split is not None and split[1] > 1:
-        if not path.with_name(part_names(path.name)[0]).exists():
+        if not path.with_name(file_names.part_names(path.name)[0]).exists():
             raise HobbitError(f"{path} is a part of a model whose first part is missing")
         return False
-    if not is_model_file(path):
+    if not file_names.is_model_file(path):
         return False
     check_model_file(path)
     check_form(model_parts(path))

@@ -19,18 +19,7 @@ from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import Fit, fit
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ComputeError, ConfigError, HobbitError
-from pyhobbit.hobbit import keywords
-from pyhobbit.hobbit.guards import (
-    InputError,
-    Processors,
-    Turns,
-    check_grammar,
-    check_numbers,
-    check_text,
-    explained,
-    opening_errors,
-    sample_allowed,
-)
+from pyhobbit.hobbit import guards, keywords
 from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_context, set_model, set_own
 from pyhobbit.hobbit.text_drafts import TextDrafts
 from pyhobbit.model.loading import load_failure, log, opening
@@ -105,7 +94,7 @@ class Hobbit(CachedModel, _Llama):
         **llama: Any,
     ) -> None:
         """Opens a model. Raises ConfigError or HobbitError, also ValueErrors; TypeError for a keyword."""
-        self._turns = Turns()
+        self._turns = guards.Turns()
         keywords.check(llama, Hobbit.__init__, _Llama.__init__)
         given = {name: llama.pop(name) for name in OPTIONS if llama.get(name) is not None}
         if paper is not None:
@@ -142,7 +131,7 @@ class Hobbit(CachedModel, _Llama):
 
     def _open(self, llama: Mapping[str, Any]) -> None:
         path = self._arguments["model_path"]
-        with opening_errors():
+        with guards.opening_errors():
             check_model_file(Path(path))
             self.placement = self._placed(path, llama)
         with opening:
@@ -167,7 +156,7 @@ class Hobbit(CachedModel, _Llama):
         own = self._arguments
         config = EngineConfig(self.placement.cache, n_batch=given_batch(own), n_drafts=n_drafts(own))
         fill = set_context(own), self.placement.set_model
-        with opening_errors():
+        with guards.opening_errors():
             return fit(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
 
     def _load(self, path: str, llama: Mapping[str, Any]) -> None:
@@ -197,9 +186,9 @@ class Hobbit(CachedModel, _Llama):
                 raise
             hint = "a smaller n_ctx needs less memory" if has_model and not has_context else None
             lora = self.lora_path if has_context else None
-            raise InputError(load_failure(lora or path, hint)) from e
+            raise guards.InputError(load_failure(lora or path, hint)) from e
         self._weights = LoadedModel(Path(path), self._model.model)
-        self._ctx.decode = explained(self._ctx.decode, self._weights)  # type: ignore[assignment, method-assign]
+        self._ctx.decode = guards.explained(self._ctx.decode, self._weights)  # type: ignore[assignment, method-assign]
         if isinstance(self.draft_model, TextDrafts):
             self._logits_all = bool(self._arguments.get("logits_all"))  # Llama sets it for any draft model
             self._batch.set_batch = self.draft_model.with_logits(self._batch.set_batch)
@@ -255,7 +244,7 @@ class Hobbit(CachedModel, _Llama):
         """Frees everything, once. Raises HobbitError if a trace is incomplete, or another thread computes."""
         is_traced = "_weights" in self.__dict__ and self.cache_config.trace is not None
         # the constructor may not have begun
-        with (self.__dict__.get("_turns") or Turns()).alone(), opening if is_traced else nullcontext():
+        with (self.__dict__.get("_turns") or guards.Turns()).alone(), opening if is_traced else nullcontext():
             if is_traced:
                 ffi.lib.hobbit_clear_last_error()
             self._free()
@@ -320,10 +309,10 @@ class Hobbit(CachedModel, _Llama):
     def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
         n_ctx, text = self.n_ctx(), prompt if isinstance(prompt, str) else None
         if text is not None:
-            check_text(text)
+            guards.check_text(text)
             self._weights.check_size(text, n_ctx)
         elif not isinstance(prompt, list):
-            raise InputError(f"the prompt is {prompt!r}; give a text or a list of tokens")
+            raise guards.InputError(f"the prompt is {prompt!r}; give a text or a list of tokens")
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:
@@ -333,14 +322,14 @@ class Hobbit(CachedModel, _Llama):
             raise self._weights.too_long(n_tokens, "tokens", n_ctx) from e
 
     def _init_sampler(self, *args: Any, logits_processor: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        check_numbers({name: value for name, value in kwargs.items() if name != "grammar"})
+        guards.check_numbers({name: value for name, value in kwargs.items() if name != "grammar"})
         if kwargs.get("grammar") is not None:
-            check_grammar(self._model.vocab, kwargs["grammar"])
-        self._processors = Processors(logits_processor or ())
+            guards.check_grammar(self._model.vocab, kwargs["grammar"])
+        self._processors = guards.Processors(logits_processor or ())
         guarded: Any = self._processors.guarded() or None
         sampler = super()._init_sampler(*args, logits_processor=guarded, **kwargs)  # type: ignore[misc]
         if kwargs.get("grammar") is not None:
-            sampler.sample = partial(sample_allowed, sampler.sampler)
+            sampler.sample = partial(guards.sample_allowed, sampler.sampler)
         return sampler
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
@@ -362,7 +351,7 @@ class Hobbit(CachedModel, _Llama):
         last = self.n_vocab() - 1
         if len(tokens) and not 0 <= min(tokens) <= max(tokens) <= last:
             wrong = min(tokens) if min(tokens) < 0 else max(tokens)
-            raise InputError(f"there is no token {wrong}: this model's lie between 0 and {last}")
+            raise guards.InputError(f"there is no token {wrong}: this model's lie between 0 and {last}")
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
@@ -381,7 +370,7 @@ class Hobbit(CachedModel, _Llama):
     ) -> Any:
         """Embeds texts as Llama does, and warns of a text that it cuts. Raises HobbitError."""
         for text in [input] if isinstance(input, str) else input:
-            check_text(text)
+            guards.check_text(text)
             if truncate and (n := len(self.tokenize(text.encode()))) > self.n_batch:
                 cut = f"a text of {n} tokens is cut to {self.n_batch}: open the model with a larger n_batch"
                 warnings.warn(f"{cut} and n_ubatch", stacklevel=2)

@@ -16,31 +16,16 @@ from typing import Any
 from huggingface_hub import (
     HfApi,
     constants,
+    errors,
     hf_hub_download,
     hf_hub_url,
     snapshot_download,
     try_to_load_from_cache,
 )
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
 
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
-from pyhobbit.model.file_names import (
-    COMPANIONS,
-    MISTRALS_OWN,
-    in_pieces,
-    is_gguf,
-    model_stem,
-    part_names,
-    raw_pieces,
-)
+from pyhobbit.model import file_names
 from pyhobbit.model.gguf_file import GgufFile, parse_head
 from pyhobbit.model.labels import is_first, is_model, matching, the_one
 from pyhobbit.model.names import parse_repository
@@ -80,9 +65,9 @@ class Repo:
         with _explained(self):
             try:
                 info = HfApi(endpoint=self.endpoint).model_info(self.name, files_metadata=True)
-            except HfHubHTTPError:
+            except errors.HfHubHTTPError:
                 raise
-            except (HTTPError, ConnectionError) as e:
+            except (errors.HTTPError, ConnectionError) as e:
                 why = f"{self.host} cannot be reached; check the network ({_first_line(e)})"
                 raise UnreachableError(why) from e
             return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
@@ -130,7 +115,7 @@ def fetch(
     repo = Repo(user_and_name, endpoint, cache)
 
     path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
-    return path if is_gguf(path) else path.parent
+    return path if file_names.is_gguf(path) else path.parent
 
 
 def fetch_file(
@@ -237,16 +222,16 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
     weights = next(filter(None, kinds), [])
     if checkpoint and quant is None and weights:
         if all(each.startswith("consolidated") for each in weights):
-            raise HobbitError(MISTRALS_OWN.format(repo.name))
+            raise HobbitError(file_names.MISTRALS_OWN.format(repo.name))
         return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
     if (
         quant is not None and quant in files and is_first(quant)
     ):  # the file itself, also a draft's or a projector
         return whole(repo.name, quant, files)
     if quant is not None:
-        for joined, pieces in raw_pieces(files).items():
+        for joined, pieces in file_names.raw_pieces(files).items():
             if matching(repo.name, [joined], quant):
-                raise HobbitError(f"{repo.name}: {in_pieces(joined, pieces)}")
+                raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")
     return whole(repo.name, _pick(repo, models_of(repo, files), quant), files)
 
 
@@ -257,8 +242,8 @@ def models_of(repo: Repo, files: Collection[str]) -> list[str]:
     if any(re.fullmatch(kind, file) for kind in _WEIGHTS for file in files):
         hint = "convert its checkpoint first with: pyhobbit convert --hf-repo"
         raise HobbitError(f"{repo.name} has no GGUF file; {hint} {repo.name}")
-    for joined, pieces in raw_pieces(files).items():
-        raise HobbitError(f"{repo.name}: {in_pieces(joined, pieces)}")
+    for joined, pieces in file_names.raw_pieces(files).items():
+        raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")
     raise HobbitError(f"{repo.name} holds no model: neither a GGUF file nor safetensors")
 
 
@@ -271,19 +256,19 @@ def _pick(repo: Repo, models: list[str], quant: str | None) -> str:
 
 def own_parts(repo: str, first: str, files: Collection[str]) -> list[str]:
     """A GGUF of a repository with its other parts. Raises HobbitError as whole() does."""
-    return [part for part in whole(repo, first, files) if not part.lower().endswith(COMPANIONS)]
+    return [part for part in whole(repo, first, files) if not part.lower().endswith(file_names.COMPANIONS)]
 
 
 def whole(repo: str, first: str, files: Collection[str]) -> list[str]:
     """A GGUF with its other parts, sidecar and calibration. first: its first part. Raises HobbitError."""
     name = first.rpartition("/")[2]
     folder = first.removesuffix(name)
-    parts = [folder + part for part in part_names(name)]
+    parts = [folder + part for part in file_names.part_names(name)]
     missing = [part for part in parts if part not in files]
     if missing:
         raise HobbitError(f"{repo} lacks {missing[0]}, a part of {first}; choose another QUANT")
-    stem = folder + model_stem(Path(first))
-    return [*parts, *(stem + ending for ending in COMPANIONS if stem + ending in files)]
+    stem = folder + file_names.model_stem(Path(first))
+    return [*parts, *(stem + ending for ending in file_names.COMPANIONS if stem + ending in files)]
 
 
 def is_complete(first: str, files: Collection[str]) -> bool:
@@ -301,7 +286,7 @@ def is_complete(first: str, files: Collection[str]) -> bool:
 
 def _from_cache(repo: Repo, choose: Callable[[Collection[str]], list[str]], error: UnreachableError) -> Path:
     """Finds the files of an earlier download. Raises HobbitError."""
-    with contextlib.suppress(LocalEntryNotFoundError, HobbitError):
+    with contextlib.suppress(errors.LocalEntryNotFoundError, HobbitError):
         snapshot = Path(snapshot_download(repo.name, cache_dir=repo.cache, local_files_only=True))
         files = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
         return snapshot / choose(files)[0]
@@ -331,19 +316,19 @@ def _explained(repo: Repo) -> Iterator[None]:
     page = f"{repo.host}/{repo.name}"
     try:
         yield
-    except HFValidationError as e:
+    except errors.HFValidationError as e:
         raise ConfigError(f"'{repo.name}' is not a repository's name: {_first_line(e)}") from e
-    except GatedRepoError as e:
+    except errors.GatedRepoError as e:
         raise HobbitError(
             f"{repo.name} is gated: accept its conditions on {page}, then log in with: hf auth login"
         ) from e
-    except RepositoryNotFoundError as e:
+    except errors.RepositoryNotFoundError as e:
         raise HobbitError(
             f"there is no {page}, or it is private; check the name, or log in with: hf auth login"
         ) from e
-    except HfHubHTTPError as e:
+    except errors.HfHubHTTPError as e:
         raise HobbitError(f"{page} cannot be downloaded: {_first_line(e)}; try again later") from e
-    except (HTTPError, ConnectionError, LocalEntryNotFoundError) as e:
+    except (errors.HTTPError, ConnectionError, errors.LocalEntryNotFoundError) as e:
         raise HobbitError(
             f"the download of {repo.name} was interrupted: {_first_line(e)}; run the command again"
         ) from e

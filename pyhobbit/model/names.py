@@ -7,16 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import (
-    CALIBRATION,
-    SIDECAR_TYPE,
-    in_pieces,
-    is_gguf,
-    is_model_name,
-    is_other,
-    raw_pieces,
-    read_head,
-)
+from pyhobbit.model import file_names
 
 _MAX_NAMES = 5
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^:]+)?")
@@ -42,7 +33,7 @@ def repository_in(model: str) -> str | None:
         return _repository_of_page(page[1], model)
     if _ADDRESS.match(model):
         raise ConfigError(f"{model} is not an address on Hugging Face; download the file and give its path")
-    is_name = _REPOSITORY.fullmatch(model) and (":" in model or not is_gguf(model))
+    is_name = _REPOSITORY.fullmatch(model) and (":" in model or not file_names.is_gguf(model))
     folder = Path(model).parent
     return model if is_name and not Path(model).exists() and not folder.is_dir() else None
 
@@ -69,13 +60,13 @@ def check_model_file(path: Path) -> None:
         convert = f"; convert this checkpoint first with: pyhobbit convert {path}" if is_checkpoint else ""
         raise HobbitError(f"{path} is a folder; give a GGUF file{suggestion(path) or convert}")
     if path.parent.is_dir() and (path.suffix.lower() != ".gguf" or not path.exists()):
-        for whole, pieces in raw_pieces(each.name for each in path.parent.iterdir()).items():
+        for whole, pieces in file_names.raw_pieces(each.name for each in path.parent.iterdir()).items():
             if path.name in (whole, *pieces):
-                raise HobbitError(in_pieces(whole, pieces))
+                raise HobbitError(file_names.in_pieces(whole, pieces))
     if path.exists() and not path.is_file():
         raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:
-        head = read_head(path)
+        head = file_names.read_head(path)
     except FileNotFoundError:
         hint = suggestion(path.parent, path.name)
         if ":" in path.name:
@@ -87,12 +78,12 @@ def check_model_file(path: Path) -> None:
         raise HobbitError(
             f"{path} is not a GGUF file; make one from a checkpoint with: pyhobbit convert FOLDER"
         )
-    if path.name.lower().endswith(CALIBRATION):
-        model = path.name[: -len(CALIBRATION)] + ".gguf"
+    if path.name.lower().endswith(file_names.CALIBRATION):
+        model = path.name[: -len(file_names.CALIBRATION)] + ".gguf"
         raise HobbitError(f"{path} holds only settings of {model}; give that file")
-    if is_other(head):
+    if file_names.is_other(head):
         uses = "a projector for --mmproj or an importance matrix for convert --imatrix"
-        is_sidecar = SIDECAR_TYPE in head
+        is_sidecar = file_names.SIDECAR_TYPE in head
         what = "holds only further tiers of one" if is_sidecar else f"comes with one, like {uses}"
         raise HobbitError(f"{path} is no model but {what}; give the model")
 
@@ -102,8 +93,8 @@ def suggestion(folder: Path, name: str = "") -> str:
     if not folder.is_dir():
         return f", nor does the folder {folder}"
     try:
-        files = (path.name for path in folder.iterdir() if is_gguf(path) and path.exists())
-        names = sorted(filter(is_model_name, files))
+        files = (path.name for path in folder.iterdir() if file_names.is_gguf(path) and path.exists())
+        names = sorted(filter(file_names.is_model_name, files))
     except OSError:
         return ""
     near = get_close_matches(name, names, n=3, cutoff=0.75)
