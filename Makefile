@@ -433,12 +433,9 @@ reference: $(DEVELOPED)
 # demonstration
 #
 
+# with real weights, where the network has them
 demo: build/demo/tiny.gguf
-	@echo '== pyhobbit chat, expert pools of $(DEMO_POOLS)'
-	pyhobbit chat $< -p 'def read_file(path):' -n 64 --temp 0 --pools $(DEMO_POOLS) \
-	    --quality small-loss
-
-DEMO_POOLS := 6M
+	python tests/carved_moe/demo.py $(<D) $<
 
 build/demo/tiny.gguf: $(INSTALLED) $(wildcard $(MODEL)/*) $(MODEL)/../to_gguf.py $(wildcard convert/*.py)
 	@echo '== conversion'
