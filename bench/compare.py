@@ -15,25 +15,25 @@ columns, docs/modelled.md those of a modelled machine. NAME@N is an arm with N t
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from bench.harness import files, runner
 from bench.harness.arms import BY_NAME, DEVICE_ARMS, MODELLED, STOCK_CACHE, Arm, Tiers, choose_arms
-from bench.harness.carry import carry_over
 from bench.harness.devices import Device, Modelled, experts_of
 from bench.harness.runner import BenchConfig, Host
 from bench.harness.system import FOLDER, Output, add_output, option_parser, terminable
 from bench.harness.table import Results, table
 from pyhobbit.cli.main import with_options
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import sidecar_path
+from pyhobbit.model.file_names import calibration_path, sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 from pyhobbit.native.paths import LIB_DIR
 from pyhobbit.settings.config import parse_size
 from pyhobbit.settings.papers import PAPERS
+from pyhobbit.settings.resolve import resolved
 
 _ON_DEVICE: dict[str, Any] = {"limits": (0.2, 0.3, 0.5)}
 _ON_MODELLED: dict[str, Any] = {"limits": (0.25,), "reps": 1, "n_warm_up": 64}
@@ -66,7 +66,6 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     add("--folder", type=Path, metavar="DIR", help=folder)
     trace = "replay this routing in every arm (default: the model's own; seeded with --prices)"
     add("--trace", type=Path, metavar="FILE", help=trace)
-    add("--calibration", type=Path, metavar="FILE", help="apply another model's calibration to the shape")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--device", metavar="NAME", help="run on this device, as ggml names it, like CUDA0")
     prices = "run on a modelled machine: a name of tests/modelled_device/prices, or a path"
@@ -124,17 +123,14 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
     given = {**(_ON_MODELLED if is_modelled else _ON_DEVICE if isinstance(target, Device) else {}), **given}
     if args.trace is not None:
         given = runner.trace_windows(args.trace, given)
-    given["has_costs"] = args.calibration is not None
     if args.model is not None:
-        if args.low or args.layers or args.calibration or is_modelled:
+        if args.low or args.layers or is_modelled:
             raise ConfigError(
-                "--low, --layers, --calibration and --prices are for a --shape; pyhobbit convert --sidecar "
-                "adds a low tier"
+                "--low, --layers and --prices are for a --shape; pyhobbit convert --sidecar adds a low tier"
             )
         model, given["low"] = args.model, own_low_tier(args.model)
+        given["has_costs"] = given["low"] is not None and has_price(model)
         return BenchConfig(model, _arms(args, target, given), **given)
-    if given["has_costs"] and not args.low:
-        raise ConfigError("--calibration decides between two tiers; add the low one with --low TYPE")
     shape = files.SHAPES[args.shape].scaled(args.layers)
     folder = args.folder or (FOLDER / "models" if is_modelled else Path("bench-models"))
     model = files.model_path(folder, args.shape, shape, args.type, holes=is_modelled)
@@ -143,16 +139,13 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
     files.write_model(folder, args.shape, shape, args.type, holes=is_modelled)
     if config.low is not None:
         files.write_low_tier(model, shape, args.low)
-        if args.calibration is not None:
-            t1, t2 = carry_over(args.calibration, model, config.low)
-            config = replace(config, t1=given.get("t1", t1), t2=given.get("t2", t2))
     return config
 
 
 def _arms(args: argparse.Namespace, target: Host, given: Mapping[str, Any]) -> tuple[Arm, ...]:
     tiers: list[Tiers] = ["high"]
     tiers += ["low"] if given["low"] is not None else []
-    tiers += ["priced"] if given["has_costs"] else []
+    tiers += ["priced"] if given.get("has_costs") else []
     if not isinstance(target, Device):
         return choose_arms(args.arms, tiers)
     known = {name: arm for name, arm in DEVICE_ARMS.items() if name != STOCK_CACHE or args.arms}
@@ -171,6 +164,11 @@ def own_low_tier(model: Path) -> Path | None:
         )
     sidecar = sidecar_path(model)
     return sidecar if sidecar.exists() else None
+
+
+def has_price(model: Path) -> bool:
+    """True where a calibration beside the model has chosen the rule price."""
+    return calibration_path(model).exists() and resolved(model, {}, "rule") == "price"
 
 
 def compared(args: argparse.Namespace) -> None:

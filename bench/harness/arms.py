@@ -62,7 +62,7 @@ ARMS = (
     ours("ours", "expert cache, everything in high precision"),
     ours("ours-eq2", "expert cache, high and low precision by Eq. 2", "low"),
     ours("ours-hobbit", "as ours-eq2, with HOBBIT's own thresholds", "low", t1=0.6, t2=0.9),
-    ours("ours-price", "as ours-eq2, by the rule price and --calibration", "priced"),
+    ours("ours-price", "as ours-eq2, by the rule price, as calibrated", "priced"),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
     ours("ours-eq2-noprefetch", "as ours-eq2, without prefetch", "low", prefetch=0),
     ours("lru", "LRU, without prefetch, as mixtral-offloading", policy="lru", prefetch=0),
@@ -109,7 +109,7 @@ DEVICE_ARMS: Mapping[str, Arm] = {
             for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
         ),
         ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
-        ours("ours-price", "as ours-eq2, by the rule price and --calibration", "priced", mode="auto"),
+        ours("ours-price", "as ours-eq2, by the rule price, as calibrated", "priced", mode="auto"),
     )
 }
 MODELLED = ("stock", STOCK_FIT, DEMAND, "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")

@@ -77,7 +77,7 @@ class BenchConfig:
             if arm.tiers == "low" and self.low is None:
                 raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
             if arm.tiers == "priced" and not self.has_costs:
-                raise ConfigError(f"the arm {arm.name} needs --low TYPE --calibration FILE; or leave it out")
+                raise ConfigError(f"the arm {arm.name} needs a --model calibrated by price; or leave it out")
             if arm.build == "stock" and not (self.stock / "libllama.so").exists():
                 raise ConfigError(
                     f"{self.stock} holds no libllama.so for the arm {arm.name}; build stock llama.cpp with "

@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -25,13 +24,12 @@ from bench import compare
 from bench.harness import files, runner, system, worker
 from bench.harness import trace as routing
 from bench.harness.arms import ARMS, BY_NAME
-from bench.harness.carry import carry_over
 from bench.harness.files import SHAPES
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.model.model_file import read_model_file
 from pyhobbit.native.machine import Disk
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration
@@ -357,7 +355,7 @@ def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made
     ("options", "message"),
     [
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
-        (["--arms", "ours-price"], "needs --low TYPE --calibration FILE"),
+        (["--arms", "ours-price"], "needs a --model calibrated by price"),
         (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
         (["--arms", "ours-resident", "--trace", "/none.csv"], "/none.csv is not a file"),
         (["--low", "q4_0"], "are for a --shape"),
@@ -410,49 +408,25 @@ def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
-SHARES = {"gate.low_share": 0.2, "price.low_share": 0.4}
-
-
-def _calibration(folder: Path) -> Path:
-    """A calibration of another model, with three layers."""
-    costs = Costs((0.05, 0.05, 0.1), (0.1, 0.2, 0.2))
-    numbers = {"t1": 0.4, "t2": 0.9, "low_share": 0.3, "price": 2e-3, "found": SHARES}
-    stored = Calibration(1, 1, policy="lru", weights=(1, 0, 0, 0), rule="price", costs=costs, **numbers)
-    return stored.write(
-        files.write_model(folder, "other", replace(SHAPES["tiny"].scaled(3), n_used=2), "q8_0")
-    )
-
-
-def test_a_calibration_is_carried_over(tmp_path: Path) -> None:
-    model = files.write_model(tmp_path, "tiny", SHAPES["tiny"].scaled(5), "q8_0")
-    low = files.write_low_tier(model, SHAPES["tiny"].scaled(5), "q2_k")
-    calibration = _calibration(tmp_path)
-    assert carry_over(calibration, model, low) == (0.4, 0.9)
-    keys = read_gguf(calibration_path(model)).metadata
-    names = ("low_costs", "skip_costs", "price")
-    low_costs, skip_costs, price = (keys[f"hobbit.{name}"].value() for name in names)
-    assert low_costs == pytest.approx((0.05, 0.05, 0.05, 0.075, 0.1))
-    assert skip_costs == pytest.approx((0.1, 0.15, 0.2, 0.2, 0.2))
+def test_a_models_own_calibration_decides_by_price(small: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    shutil.copyfile(small, model)
+    low = convert(Options(model, low="q4_0", sidecar=True))
+    low_bytes = next(tier.n_bytes for tier in read_model_file(model).tiers if tier.name == "low")
+    costs = Costs((0.02, 0.02), (0.1, 0.1))
+    shares = {"gate.low_share": 0.2, "price.low_share": 0.4}
+    stored = Calibration(model.stat().st_size, low_bytes, rule="price", costs=costs, found=shares)
+    replace(stored, price=4e-3, low_share=0.4).write(model)
+    config = _configured("--model", model, "--stock", models.stock_dir())
+    assert {arm.tiers for arm in config.arms} == {"high", "low", "priced"}
     for arm, share in (("ours-eq2", 0.2), ("ours-hobbit", 0.2), ("ours-price", 0.4)):
-        config = runner.BenchConfig(model, (), low=low, has_costs=True)
         own = runner.settings(config, BY_NAME[arm], {}) | {"hobbit.sidecar": str(low)}
         assert resolved(model, own, "low_share") == share
         assert resolved(model, own, "t1") == (0.6 if arm != "ours-price" else 1)
-    assert price == pytest.approx(1e-3)  # twice as many experts, each half of a token's
-    for keys, message in (
-        ({"costs": None}, "has no hobbit.price"),
-        ({"costs": Costs((1.0, math.inf), (1.0, 1.0))}, "infinite"),
-    ):
-        numbers = {"t1": 1.0, "t2": 1.0, "low_share": 0.3, "policy": "lru", "weights": (1, 0, 0, 0), **keys}
-        numbers |= {"found": SHARES}
-        other = Calibration(1, 1, **numbers).write(tmp_path / "none.gguf")
-        with pytest.raises(HobbitError, match=message):
-            carry_over(other, model, low)
-    with pytest.raises(HobbitError, match=r"missing\.gguf does not exist"):
-        carry_over(tmp_path / "missing.gguf", model, low)
-    alone = calibration.rename(tmp_path / "alone.calibration.gguf")
-    with pytest.raises(HobbitError, match="is not beside its model"):
-        carry_over(alone, model, low)
+    routes = bench_jobs.routes(tmp_path, routing.moe_shape(model), None)
+    settings = runner.settings(config, BY_NAME["ours-price"], {"hobbit.pools": 2 * model.stat().st_size})
+    counters = bench_jobs.measure(model, routes, lib_dir=None, settings=settings).counters
+    assert counters["selections_high"] * counters["selections_low"] * counters["selections_skipped"]
 
 
 def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
@@ -466,7 +440,6 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
         "--shape": "tiny", "--layers": 6, "--type": "q8_0", "--low": "q2_k",
         "--folder": tmp_path / "m", "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4,
         "--warm-up": 2, "--seconds": 600, "--stock": models.stock_dir(), "--output": tmp_path / "out",
-        "--calibration": _calibration(tmp_path),
     }  # fmt: skip
     given = [str(part) for option in options.items() for part in option]
     given += ["--prompts", "4", "12", "--limits", *(limits or ["none"])]
@@ -479,13 +452,10 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
     run, results = lines[0], lines[1:]
     assert run["options"]["prompts"] == [4, 12]
     assert "replayed" in run["routing"]
-    expected = [arm.name for arm in ARMS if arm.fits in (None, True)]
-    expected += [arm.name for arm in ARMS if limits and arm.fits in (None, False)]
+    arms = [arm for arm in ARMS if arm.tiers != "priced"]
+    expected = [arm.name for arm in arms if arm.fits in (None, True)]
+    expected += [arm.name for arm in arms if limits and arm.fits in (None, False)]
     assert [result["arm"] for result in results] == expected
-    priced = next((r["counters"] for r in results if r["arm"] == "ours-price"), None)
-    assert (
-        priced is None or priced["selections_high"] * priced["selections_low"] * priced["selections_skipped"]
-    )
     for result in results:
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}
