@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import files, runner
-from bench.harness.arms import BY_NAME, DEVICE_ARMS, MODELLED, STOCK_CACHE, Arm, Tiers, choose_arms
+from bench.harness.arms import BY_NAME, DEVICE_ARMS, MODELLED, Arm, Tiers, choose_arms
 from bench.harness.devices import Device, Modelled, experts_of
 from bench.harness.runner import BenchConfig, Host
 from bench.harness.system import FOLDER, Output, add_output, option_parser, terminable
@@ -148,9 +148,8 @@ def _arms(args: argparse.Namespace, target: Host, given: Mapping[str, Any]) -> t
     tiers += ["priced"] if given.get("has_costs") else []
     if not isinstance(target, Device):
         return choose_arms(args.arms, tiers)
-    known = {name: arm for name, arm in DEVICE_ARMS.items() if name != STOCK_CACHE or args.arms}
     names = list(MODELLED) if isinstance(target, Modelled) and args.arms is None else args.arms
-    return choose_arms(names, tiers, known)
+    return choose_arms(names, tiers, DEVICE_ARMS)
 
 
 def own_low_tier(model: Path) -> Path | None:

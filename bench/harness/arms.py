@@ -36,11 +36,6 @@ class Arm:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     n_batch: int | None = None
 
-    @property
-    def kind(self) -> str:
-        """Its name without the tokens per pass."""
-        return kind(self.name)
-
 
 def kind(name: str) -> str:
     """The arm of which a name like ours@2048 is."""
@@ -75,8 +70,7 @@ BY_NAME: Mapping[str, Arm] = {arm.name: arm for arm in ARMS}
 # on a device
 #
 
-STOCK = ("stock", "stock-repacked")
-DEMAND, STOCK_CACHE, STOCK_FIT = "demand", "stock-cache", "stock-fit"
+DEMAND = "demand"
 PROFILE = "hobbit.calibrated"  # the setting of an arm that asks for a profile
 _HOBBIT, _TWIDDLER, _DAOP = (dict(PAPERS[name].settings) for name in ("hobbit", "twiddler", "daop"))
 _RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5}  # the rule's own, in place of the run's
@@ -86,8 +80,6 @@ DEVICE_ARMS: Mapping[str, Arm] = {
     for arm in (
         Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit"),
         Arm("stock-repacked", "as stock, the others repacked for the CPU (--no-host)", repack=True),
-        Arm(STOCK_FIT, "llama.cpp, placed as its --fit does in the same memory"),
-        Arm(STOCK_CACHE, "llama.cpp's own cache of experts (--moe-cache-mib), if --stock has it"),
         ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, **_DEMAND),
         ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
         ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
@@ -112,7 +104,7 @@ DEVICE_ARMS: Mapping[str, Arm] = {
         ours("ours-price", "as ours-eq2, by the rule price, as calibrated", "priced", mode="auto"),
     )
 }
-MODELLED = ("stock", STOCK_FIT, DEMAND, "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")
+MODELLED = ("stock", DEMAND, "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")
 
 
 def choose_arms(

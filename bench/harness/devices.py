@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.harness import runner, trace
-from bench.harness.arms import PROFILE, STOCK_CACHE, STOCK_FIT, ours
+from bench.harness.arms import PROFILE, ours
 from bench.harness.replay import compiled
 from bench.harness.runner import BenchConfig, Host, Record, Turn
 from bench.harness.system import ROOT
@@ -116,12 +116,7 @@ class Device(Host):
         experts = experts_of(config.model)
         job = replace(runner.job(config, turn.arm, None, routes), device=self.name, rpc=self.rpc)
         if turn.arm.build == "stock" and turn.limit is not None:
-            budget, n_layers = experts.budget(turn.limit), len(experts.layers)
-            own: dict[str, Record] = {
-                STOCK_CACHE: {"n_cpu_moe": n_layers, "moe_cache": budget},
-                STOCK_FIT: {"n_cpu_moe": n_layers, "fit": budget},
-            }
-            return replace(job, **own.get(turn.arm.kind, {"n_cpu_moe": experts.n_cpu_moe(turn.limit)}))
+            return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.name}
         if self.memory is not None:
             bound["hobbit.memory"] = self.memory

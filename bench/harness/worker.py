@@ -10,7 +10,6 @@ import os
 import sys
 import time
 import zlib
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,9 +30,6 @@ from pyhobbit.settings.config import EngineConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
-_FIT = "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32"  # in libllama-common.so
-_FIT += "llama_model_tensor_buft_overridePmjPK22common_fit_extra_model14ggml_log_level"
-_ERRORS = 4  # GGML_LOG_LEVEL_ERROR: what it tells of
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
@@ -50,8 +46,7 @@ class Job:
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
-    llama.cpp's option of that name (stock).  moe_cache: bytes of newer llama.cpp's own cache of experts.
-    fit: bytes that experts may take of the device, beside all else, where --fit places them (stock).
+    llama.cpp's option of that name (stock).
     """
 
     model: str
@@ -70,8 +65,6 @@ class Job:
     device: str | None = None
     rpc: str | None = None
     n_cpu_moe: int = 0
-    moe_cache: int = 0
-    fit: int = 0
 
 
 class Libraries:
@@ -84,7 +77,7 @@ class Libraries:
 
             self.llama: Any = ffi.llama.llama_cpp
             self.native: Any = ffi
-            self.folder, self.has_moe_cache = LIB_DIR, False
+            self.folder = LIB_DIR
             return
         if "llama_cpp" in sys.modules:
             raise HobbitError(f"another llama.cpp than that of {lib_dir} is loaded: the arm would measure it")
@@ -92,7 +85,7 @@ class Libraries:
         import llama_cpp.llama_cpp
 
         self.llama, self.native, self.folder = llama_cpp.llama_cpp, None, Path(lib_dir)
-        self.has_moe_cache = know_newer_fields(self.llama, self.folder)
+        know_newer_fields(self.llama, self.folder)
 
 
 class Session:
@@ -106,7 +99,7 @@ class Session:
         self.llama.llama_backend_init()
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
         self._free_before = self.device.memory()[0] if self.device else 0
-        self.model = self._load(libraries.folder)
+        self.model = self._load()
         self.cache = None
         if self._native is not None:
             from pyhobbit.engine.cache import Cache  # with our libraries
@@ -116,7 +109,7 @@ class Session:
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.redraw()
 
-    def _load(self, folder: Path) -> Any:
+    def _load(self) -> Any:
         job, params = self._job, self.llama.llama_model_default_params()
         # without no_host a device's page-locked memory comes before the repacked layouts
         params.use_extra_bufts = params.no_host = job.repack
@@ -128,40 +121,10 @@ class Session:
             mode = "LLAMA_LOAD_MODE_MMAP" if job.mmap else "LLAMA_LOAD_MODE_NONE"
             params.load_mode = getattr(self.llama, mode)
         params.kv_overrides = self._overrides = kv_overrides(self.llama, job.settings)
-        if job.fit:
-            self._fitted = self._fit(folder, params)
         model = self.llama.llama_model_load_from_file(os.fsencode(job.model), params)
         if not model:
             raise self._failure(f"llama.cpp cannot load {job.model}")
         return model
-
-    def _fit(self, folder: Path, params: Any) -> tuple[Any, ...]:
-        """Places the model as --fit does (common/fit.h) where experts may take job.fit bytes beside all else.
-
-        params: with all experts on the CPU. Returns what must live as long as they. Raises HobbitError.
-        """
-        context = self.llama.llama_context_default_params()
-        self._fill(context)
-        try:
-            function = ctypes.CDLL(str(folder / "libllama-common.so"))[_FIT]
-        except (OSError, AttributeError) as e:
-            raise HobbitError(f"{folder} has no --fit of this version: {e}") from e
-        overrides = ctypes.create_string_buffer(16 * self.llama.llama_max_tensor_buft_overrides())
-        shares = (ctypes.c_float * self.llama.llama_max_devices())()
-
-        def is_short(n_left: int) -> bool:
-            """Returns true where it finds no placement that leaves so many bytes of the device."""
-            given = os.fsencode(self._job.model), ctypes.byref(params), ctypes.byref(context)
-            margins = (ctypes.c_size_t * len(shares))(n_left)
-            return bool(function(*given, shares, overrides, margins, 0, None, _ERRORS))
-
-        n_left = bisect_left(range(self._free_before >> 20), True, key=lambda mib: is_short(mib << 20)) - 1
-        params.tensor_buft_overrides = None
-        if n_left < 0 or is_short(max(0, (n_left << 20) - self._job.fit)):
-            raise HobbitError(
-                "--fit finds no placement: the device tells of no free memory, or has too little"
-            )
-        return overrides, shares
 
     def _open(self, replays: bool) -> None:
         params = self.llama.llama_context_default_params()
@@ -244,8 +207,6 @@ def fill(params: Any, job: Job, n_ctx: int, n_batch: int) -> None:
     params.n_batch = params.n_ubatch = min(n_batch, n_ctx)
     params.n_outputs_max = params.n_seq_max = 1
     params.n_threads = params.n_threads_batch = job.n_threads
-    if job.moe_cache:
-        params.moe_cache_size = job.moe_cache
 
 
 def chosen_batch(job: Job, n_ctx: int) -> int:
@@ -276,10 +237,6 @@ def measure(job: Job) -> dict[str, Any]:
     longest = max(job.prompts)
     n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens), len(routing["sweep"]))
     libraries = Libraries(job.lib_dir)
-    if job.moe_cache and not libraries.has_moe_cache:
-        raise HobbitError(
-            f"llama.cpp in {job.lib_dir} has no cache of experts; give a newer one with --stock"
-        )
     n_batch, start = chosen_batch(job, n_ctx), time.perf_counter()
     has_routing = "experts" in routing
     session = Session(libraries, job, n_ctx, n_batch, replays=job.fits or has_routing)

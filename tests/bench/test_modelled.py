@@ -163,34 +163,6 @@ def test_there_is_a_line_for_each_arm(plain: dict[str, dict[str, Any]], folder: 
     assert files[0].stat().st_blocks * 512 < files[0].stat().st_size / 4
 
 
-def test_fit_places_in_the_memory_that_the_others_have(
-    plain: dict[str, dict[str, Any]], folder: Path
-) -> None:
-    """Layers at the front of the model, where --n-cpu-moe has them at its end, and part of a further one."""
-    layer = 3 * 512 * 512 * 32 * 34 // 32
-    found = {0.25: _run(folder, ("stock", "stock-fit"), 0.25), 0.5: plain}
-    for share, lines in found.items():
-        stock, fit = (lines[arm] for arm in ("stock", "stock-fit"))
-        rest = 6 * share % 1 * layer  # that no whole layer of stock's takes
-        assert -(1 << 20) < fit["device_bytes"] - stock["device_bytes"] < rest + (1 << 20)
-        assert fit["token_ms"] == pytest.approx(stock["token_ms"], rel=0.1)
-    assert found[0.25]["stock-fit"]["token_ms"] > 1.1 * plain["stock-fit"]["token_ms"]
-
-
-def test_fit_says_that_it_needs_to_know_the_devices_memory(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prices = json.loads((devices.SOURCES / "prices/h100.json").read_text())
-    path = folder / "silent.json"
-    path.write_text(json.dumps(prices | {"device": "name=CUDA memory=0"}))
-    words = ["--prices", str(path), "--shape", "tiny", "--layers", "6", "--type", "q8_0", "--limits", "0.5"]
-    words += ["--folder", str(folder), "--stock", str(models.stock_dir()), "--arms", "stock-fit"]
-    words += ["--output", str(folder / "silent")]
-    assert compare.main(words) == 1
-    said = capsys.readouterr().err
-    assert "some runs failed: stock-fit at 50%: --fit finds no placement: the device tells of no" in said
-
-
 def _placed(n_slots: int) -> tuple[NDArray[np.bool_], float]:
     """The experts [layer, expert] that a profile places, and their share of the measured uses."""
     chosen = seeded_routing(MoeShape(6, 32, 4), 48, devices.PROFILED)
