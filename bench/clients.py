@@ -3,20 +3,15 @@
 
     python -m bench.clients MODEL.gguf --clients 1 2 4 8 --limits 0.25 0.5 1 --reps 3
 
-Each server runs in a memory cgroup with an empty page cache, and answers clients that read streams. works:
-  short  every client sends a prompt of 16 tokens and reads 48
-  mixed  lengths that a public service recorded (Azure's conversations of 2023), halved: questions, a
-         document, an agent that sends its long prefix again, one that leaves; with the most clients alone
-  long   a short answer, during which another client sends a prompt of --prompt tokens
-Texts are greedy. Each client's are compared with those that it gets alone: kernels that add in another
-order for several tokens let near ties of random weights fall otherwise, in stock as in ours.
+Each server runs in a memory cgroup with an empty page cache. Every client sends a prompt of 16 tokens and
+reads a stream of 48. Texts are greedy, and each is compared with the one that its client gets alone: kernels
+that add in another order for several tokens let near ties of random weights fall otherwise, in stock as well.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,30 +37,22 @@ from pyhobbit.model.gguf_file import read_gguf
 
 # stock's server in memory without a limit, or mapped under each; ours under each
 ARMS = ("memory", "mapped", "ours")
-WORKS = ("short", "mixed", "long")
-# tokens of prompts and answers, and after how many the client leaves
-_SHORT = [[(16, 48, 48)]]
-_RECORDED = [[(91, 16, 16)] * 4, [(1313, 142, 142)], [(879, 55, 55), *[(48, 55, 55)] * 2], [(381, 84, 42)]]
+_PROMPT, _ANSWER = 16, 48  # tokens
 _START_S, _ANSWER_S = 900, 1800
-_MOST, _ALONE = 2048, 24  # tokens of the answer beside a long prompt, and before it
 # columns by the record's key, with unit and precision
 COLUMNS = {
     "token/s": ("rate", 1, ".1f"),
-    "alone, ms": ("alone_s", 1e3, ".0f"),
     "first, s": ("first_s", 1, ".2f"),
     "first 95 %": ("first_95_s", 1, ".2f"),
     "last": ("first_last_s", 1, ".2f"),
     "between, ms": ("gap_s", 1e3, ".0f"),
     "between 95 %": ("gap_95_s", 1e3, ".0f"),
-    "most": ("gap_most_s", 1e3, ".0f"),
     "MB/token": ("mb_per_token", 1, ".1f"),
     "hits": ("hits", 1, ".0%"),
     "same texts": ("same", 1, ".0f"),
     "peak, MB": ("peak", 1e-6, ".0f"),
 }
 Record = dict[str, Any]
-Client = Sequence[tuple[list[int], int, int]]
-"""Requests in turn: prompt, tokens of the answer, and after how many it leaves."""
 
 
 @dataclass
@@ -76,9 +63,9 @@ class Heard:
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
-    def gaps(self, since: float = 0.0) -> list[float]:
-        """Seconds between tokens, of those after `since`."""
-        return [after - before for before, after in pairwise(self.times) if after > since]
+    def gaps(self) -> list[float]:
+        """Seconds between tokens."""
+        return [after - before for before, after in pairwise(self.times)]
 
 
 @dataclass(frozen=True)
@@ -89,13 +76,10 @@ class Server:
     process: "subprocess.Popen[bytes]"
     cgroup: system.Cgroup
 
-    def ask(self, prompt: Sequence[int], n: int, leaves: Callable[[int], bool], keep: bool = False) -> Heard:
-        """Reads up to n tokens as they come. leaves: called with their number; true hangs up.
-
-        keep: the server may reuse what it computed for a prompt with the same beginning. Raises HobbitError.
-        """
-        body = {"prompt": prompt, "n_predict": n, "stream": True, "temperature": 0, "ignore_eos": True}
-        text = json.dumps({**body, "cache_prompt": keep, "return_tokens": True})
+    def ask(self, prompt: Sequence[int], n_tokens: int) -> Heard:
+        """Reads n_tokens as they come. Raises HobbitError."""
+        body = {"prompt": prompt, "n_predict": n_tokens, "stream": True, "temperature": 0, "ignore_eos": True}
+        text = json.dumps({**body, "cache_prompt": False, "return_tokens": True})
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_S)
         heard = Heard(time.perf_counter())
         try:
@@ -106,8 +90,6 @@ class Server:
                 tokens = json.loads(line[6:]).get("tokens", ()) if line.startswith(b"data: {") else ()
                 heard.tokens += tokens
                 heard.times += [time.perf_counter()] * len(tokens)
-                if leaves(len(heard.tokens)):
-                    break
         except OSError as e:
             raise HobbitError(f"the server hung up: {e}") from e
         finally:
@@ -116,43 +98,23 @@ class Server:
             raise HobbitError("the server sent no token")
         return heard
 
-    def play(self, client: Client) -> list[Heard]:
-        """Its answers. One whose requests differ in length is an agent: it sends all so far, and more."""
-        grows = len({len(prompt) for prompt, _, _ in client}) > 1
-        heard: list[Heard] = []
-        sent: list[int] = []
-        for prompt, n, n_read in client:
-            sent = [*sent, *prompt] if grows else prompt
-            heard.append(self.ask(sent, n, n_read.__le__, keep=grows))
-            sent = [*sent, *heard[-1].tokens]
-        return heard
-
-    def together(self, clients: Sequence[Client]) -> list[list[Heard]]:
-        """The answers of clients at the same time, of each one in turn."""
-        with ThreadPoolExecutor(len(clients)) as pool:
-            answers = list(pool.map(self.play, clients))
-        self.wait_idle()
-        return answers
+    def together(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Heard]:
+        """The answers to prompts that are sent at the same time."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.ask(prompt, n_tokens), prompts))
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=_ANSWER_S) as answer:
             return json.load(answer)
-
-    def wait_idle(self) -> None:
-        """A client that has left may still be computed."""
-        while any(slot["is_processing"] for slot in self.get("/slots")):
-            time.sleep(0.1)
 
 
 def _spread(name: str, values: Sequence[float]) -> Record:
     return {f"{name}_s": median(values), f"{name}_95_s": float(np.percentile(values, 95))}
 
 
-def _texts(answers: Sequence[Sequence[Heard]]) -> list[list[list[int]]]:
-    return [[each.tokens for each in answer] for answer in answers]
-
-
-def at_once(server: Server, arm: str, clients: Sequence[Client], alone: Sequence[Any]) -> Record:
+def at_once(
+    server: Server, arm: str, prompts: Sequence[list[int]], n_tokens: int, alone: Sequence[Any]
+) -> Record:
     """The figures of clients at the same time. alone: the tokens that each one gets alone."""
 
     def counters() -> list[float]:
@@ -162,72 +124,32 @@ def at_once(server: Server, arm: str, clients: Sequence[Client], alone: Sequence
         return [read, *(sum(cache.get(key, 0) for key in keys) for keys in names)]
 
     before, start = counters(), time.perf_counter()
-    answers = server.together(clients)
+    heard = server.together(prompts, n_tokens)
     n_read, hits, misses = (after - since for after, since in zip(counters(), before, strict=True))
-    heard = [each for answer in answers for each in answer]
-    n_tokens = sum(len(each.tokens) for each in heard)
+    n_all = sum(len(each.tokens) for each in heard)
     firsts = [each.times[0] - each.asked for each in heard]
     return {
-        "rate": n_tokens / (max(each.times[-1] for each in heard) - start),
+        "rate": n_all / (max(each.times[-1] for each in heard) - start),
         **_spread("first", firsts),
         "first_last_s": max(firsts),
         **_spread("gap", [gap for each in heard for gap in each.gaps()]),
-        "mb_per_token": n_read / 1e6 / n_tokens,
+        "mb_per_token": n_read / 1e6 / n_all,
         "hits": hits / max(1, hits + misses) if arm == "ours" else None,
-        "same": sum(text == own for text, own in zip(_texts(answers), alone, strict=False)),
+        "same": sum(each.tokens == own for each, own in zip(heard, alone, strict=False)),
     }
 
 
-def beside_long(server: Server, prompt: list[int], other: list[int]) -> Record:
-    """Times between a short answer's tokens, alone and while the server reads another client's prompt."""
-    begun, ended = threading.Event(), threading.Event()
-
-    def leaves(n: int) -> bool:
-        if n >= _ALONE:
-            begun.set()
-        return ended.is_set()
-
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.ask, prompt, _MOST, leaves)
-        try:
-            while not begun.wait(0.2) and not answer.done():
-                pass
-            reading = server.ask(other, 1, bool)
-        finally:
-            ended.set()
-        heard = answer.result()
-    server.wait_idle()
-    beside = heard.gaps(reading.asked)
-    found = {"alone_s": median(heard.gaps()[: _ALONE - 1]), "gap_most_s": max(beside)}
-    return {**found, **_spread("gap", beside), "first_s": reading.times[0] - reading.asked}
-
-
-def measure(
-    args: argparse.Namespace, arm: str, limit: float | None, alone: dict[str, Any]
-) -> Iterator[Record]:
-    """All works with one server. alone: texts that clients get alone, which the first call fills in."""
+def measure(args: argparse.Namespace, arm: str, limit: float | None, alone: list[Any]) -> Iterator[Record]:
+    """One server's figures by the number of clients. alone: for at_once(); the first call fills it."""
     with serving(args, arm, limit) as server:
-        for work in args.works:
-            draw = random_tokens(args.n_vocab)
-            if work == "long":
-                prompt, other = (list(islice(draw, n)) for n in (16, args.prompt))
-                found = beside_long(server, prompt, other)
-                yield {"work": work, "clients": 2, **found, "peak": server.cgroup.peak()}
-                continue
-            kinds, scale = (_SHORT, 1) if work == "short" else (_RECORDED, args.scale)
-            clients: list[Client] = [
-                [
-                    (list(islice(draw, a // scale)), b // scale, c // scale)
-                    for a, b, c in kinds[i % len(kinds)]
-                ]
-                for i in range(max(args.clients))
-            ]
-            if work not in alone:
-                alone[work] = [_texts(server.together([client]))[0] for client in clients]
-                server.together([[(list(islice(draw, 8)), 1, 1)] for _ in clients])  # no slot keeps these
-            for n in args.clients if work == "short" else [len(clients)]:
-                found = at_once(server, arm, clients[:n], alone[work])
-                yield {"work": work, "clients": n, **found, "peak": server.cgroup.peak()}
+        draw = random_tokens(args.n_vocab)
+        prompts = [list(islice(draw, _PROMPT)) for _ in range(max(args.clients))]
+        if not alone:
+            alone += [server.together([prompt], args.n_answer)[0].tokens for prompt in prompts]
+            server.together([list(islice(draw, 8)) for _ in prompts], 1)  # no slot keeps these
+        for n in args.clients:
+            found = at_once(server, arm, prompts[:n], args.n_answer, alone)
+            yield {"clients": n, **found, "peak": server.cgroup.peak()}
 
 
 @contextmanager
@@ -272,28 +194,27 @@ def serving(args: argparse.Namespace, arm: str, share: float | None) -> Iterator
 def run(args: argparse.Namespace, tell: Callable[[Record], object]) -> list[Record]:
     """All repetitions, each told at once; a server that fails gives a record with an "error"."""
     records: list[Record] = []
-    alone: dict[tuple[str, float | None], dict[str, Any]] = {}
+    alone: dict[tuple[str, float | None], list[Any]] = {}
     turns = [(arm, limit) for arm in args.arms for limit in ([None] if arm == "memory" else args.limits)]
     for repetition in range(args.reps):
         for arm, limit in turns:
             head = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition}
             try:
-                for found in measure(args, arm, limit, alone.setdefault((arm, limit), {})):
+                for found in measure(args, arm, limit, alone.setdefault((arm, limit), [])):
                     records.append(head | found)
                     tell(records[-1])
             except HobbitError as e:
-                records.append(head | {"work": "", "clients": 0, "error": str(e)})
+                records.append(head | {"clients": 0, "error": str(e)})
                 tell(records[-1])
     return records
 
 
-def table(records: Sequence[Record], work: str) -> str:
+def table(records: Sequence[Record]) -> str:
     """Medians of the repetitions, one row for each arm, limit and number of clients."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for each in records:
-        if each["work"] == work:
-            key = (each["arm"], number(each["limit"], ".0%"), str(each["clients"]))
-            groups.setdefault(key, []).append(each)
+        key = (each["arm"], number(each["limit"], ".0%"), str(each["clients"]))
+        groups.setdefault(key, []).append(each)
     rows: list[Mapping[str, str]] = []
     for key, group in groups.items():
         cells = dict(zip(("arm", "limit", "clients"), key, strict=True))
@@ -301,7 +222,7 @@ def table(records: Sequence[Record], work: str) -> str:
             if values := [each[name] for each in group if each.get(name) is not None]:
                 cells[title] = number(median(values), how, scale)
         rows.append(cells)
-    return "\n".join([f"{work}\n", *markdown(rows), ""])
+    return "\n".join(markdown(rows))
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -312,19 +233,17 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--clients", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="clients at once")
     add("--limits", type=float, nargs="+", default=[0.25, 0.5, 1.0], metavar="F", help="shares of the file")
     add("--arms", nargs="+", choices=ARMS, default=ARMS, help="stock in memory, stock under limits, ours")
-    add("--works", nargs="+", choices=WORKS, default=WORKS, help="see above (default: all)")
     add("--reps", type=int, default=3, metavar="N", help="repetitions, with medians (default: %(default)s)")
-    add("--prompt", type=int, default=4000, metavar="N", help="tokens of the long one (default: %(default)s)")
     add("--ctx", type=int, default=8192, metavar="N", help="context of all clients (default: %(default)s)")
     stock = runner.BenchConfig.stock
     add("--stock", type=Path, default=stock, metavar="DIR", help="programs of make stock")
-    add("--quick", action="store_true", help="one repetition of short requests, to try it out")
+    add("--quick", action="store_true", help="one repetition of a few tokens, to try it out")
     system.add_output(parser)
     args = parser.parse_args(arguments)
-    args.scale = 2
+    args.n_answer = _ANSWER
     if args.quick:
-        args.reps, args.prompt, args.scale = 1, min(args.prompt, 400), 8
-    if min(*args.clients, args.reps, args.prompt) <= 0 or not all(0 < share <= 1 for share in args.limits):
+        args.reps, args.n_answer = 1, 8
+    if min(*args.clients, args.reps) <= 0 or not all(0 < share <= 1 for share in args.limits):
         parser.error("numbers must be positive, and limits shares up to 1")
     runner.require_file(args.model)
     if {*args.arms} != {"ours"} and not (args.stock / "llama-server").exists():
@@ -343,13 +262,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.line(runner.description(args.config))
         with system.terminable():  # ends the server as well
             records = run(args, out.line)
-        out.table("\n".join(table(records, work) for work in args.works))
+        out.table(table(records))
     except HobbitError as e:
         print(f"clients: {e}", file=sys.stderr)
         return 1
     for each in records:
         n = each["clients"] - each.get("same", each["clients"])
-        what = each.get("error", f"{n} texts of {each['work']} are not those alone" if n else "")
+        what = each.get("error", f"{n} texts are not those alone" if n else "")
         if what:
             print(f"clients: {each['arm']} at {each['limit']}: {what}", file=sys.stderr)
     return int(any("error" in each for each in records))

@@ -36,22 +36,20 @@ def test_every_server_answers_several_clients(model: Path, tmp_path: Path) -> No
         "--output",
         tmp_path / "out",
     ]
-    command += ["--clients", 1, 3, "--limits", 1, "--prompt", 300]
+    command += ["--clients", 1, 3, "--limits", 1]
     done = subprocess.run(
         list(map(str, command)), cwd=models.ROOT, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
     head, *records = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert head["model"] == model.name
-    found = {(each["arm"], each["work"], each["clients"]) for each in records}
-    works = {("short", 1), ("short", 3), ("mixed", 3), ("long", 2)}
-    assert found == {(arm, *work) for arm in clients.ARMS for work in works}
+    found = {(each["arm"], each["clients"]) for each in records}
+    assert found == {(arm, n) for arm in clients.ARMS for n in (1, 3)}
     for each in records:
         assert each["gap_95_s"] >= each["gap_s"] > 0
-        if each["work"] != "long":
-            assert each["rate"] > 0
-            assert 0 <= each["same"] <= each["clients"]
-            assert (each["hits"] is not None) == (each["arm"] == "ours")
+        assert each["rate"] > 0
+        assert 0 <= each["same"] <= each["clients"]
+        assert (each["hits"] is not None) == (each["arm"] == "ours")
         if each["arm"] == "ours":
             assert each["peak"] <= model.stat().st_size
     single = next(each for each in records if (each["arm"], each["clients"]) == ("ours", 1))
@@ -65,8 +63,8 @@ def test_a_server_that_is_killed_for_its_memory_is_named(model: Path) -> None:
 
 
 def test_the_table_has_medians_of_the_repetitions() -> None:
-    base = {name: 1.0 for name, _, _ in clients.COLUMNS.values()} | {"peak": 2e6, "work": "short"}
+    base = {name: 1.0 for name, _, _ in clients.COLUMNS.values()} | {"peak": 2e6}
     base |= {"arm": "ours", "limit": 0.5, "clients": 2, "hits": None}
-    text = clients.table([base | {"rate": rate} for rate in (1.0, 9.0, 2.0)], "short")
+    text = clients.table([base | {"rate": rate} for rate in (1.0, 9.0, 2.0)])
     cells = [cell.strip() for cell in text.rstrip().splitlines()[-1].split("|")[1:5]]
     assert cells == ["ours", "50%", "2", "2.0"]
