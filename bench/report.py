@@ -47,7 +47,6 @@ PARTS: Mapping[str, Part] = {
     "stock": speed.stock,
     "rules": quality.rules,
     "types": quality.types,
-    "tasks": quality.tasks,
     "widths": quality.widths,
 }
 """By name, the cheapest first."""
@@ -158,8 +157,6 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
     add("--text", type=Path, required=True, metavar="FILE", help="text of the kind that you ask about")
-    add("--tasks", type=Path, nargs="+", default=(), metavar="FILE", help="tasks: .jsonl, .txt, .csv, .bin")
-    add("--n-tasks", type=int, default=200, metavar="N", help="most tasks of a file (default: %(default)s)")
     add("--memory", type=parse_size, metavar="SIZE", help="limit (default: a quarter of the experts)")
     add("--hours", type=float, default=1.0, metavar="H", help="no part begins later (default: %(default)s)")
     add("--chunks", type=int, default=8, metavar="N", help="parts of 512 tokens (default: %(default)s)")
@@ -169,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("-o", "--output", type=Path, metavar="DIR", help="folder (default: MODEL-report)")
     args = parser.parse_args(arguments)
     try:
-        for name, n in (("--chunks", args.chunks), ("--n-tasks", args.n_tasks), ("--reps", args.reps)):
+        for name, n in (("--chunks", args.chunks), ("--reps", args.reps)):
             if n < 1:
                 raise HobbitError(f"{name} is {n}; it must be positive")
         check_model_file(args.model)
@@ -177,7 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = args.output or args.model.with_name(f"{args.model.stem}-report")
         folder.mkdir(parents=True, exist_ok=True)
         file, text = read_model_file(args.model, None), read_text(args.text)
-        given = (args.memory, args.tasks, args.chunks, args.threads, args.n_tasks, args.reps)
+        given = (args.memory, args.chunks, args.threads, args.reps)
         print(report(Run(args.model, text, file, folder, *given), args.hours, args.parts))
     except HobbitError as e:
         print(f"report: {with_options(str(e))}", file=sys.stderr)

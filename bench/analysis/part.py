@@ -27,7 +27,7 @@ SHARE = 0.25
 
 @dataclass(frozen=True)
 class Run:
-    """A model and a text. memory: bytes, None for pools of SHARE.  tasks: files with tasks.
+    """A model and a text. memory: bytes, None for pools of SHARE.
 
     n_chunks: parts of the text.  reps: repetitions of what is timed.
     """
@@ -37,10 +37,8 @@ class Run:
     file: ModelFile
     folder: Path
     memory: int | None = None
-    tasks: Sequence[Path] = ()
     n_chunks: int = 8
     n_threads: int | None = None
-    n_tasks: int = 200
     reps: int = 3
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Parts about precision: what each rule costs at equal bytes, what each expert costs, and accuracy on tasks.
+"""Parts about precision: what each rule costs at equal bytes, and what each expert costs.
 
 Numbers and costs are fitted on the first half of the text's parts and measured on the second.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from bench import accuracy
 from bench.analysis.figures import threshold_for_share
 from bench.analysis.part import NAMES, Figure, Run, figure, table
 from pyhobbit.convert.options import Options
@@ -103,7 +102,7 @@ def rules(run: Run) -> list[Figure]:
             t = threshold_for_share(scores, 1 - share)
             rows.append(_row("- random, at gate's bytes", random.measure(kept, at_bytes, 1.0, reference)))
             rows.append(_row("- skipping, at gate's bytes", gate.measure(kept, t, t, reference)))
-    return [table("Precision rules", "bytes at equal divergence", rows)]  # Table 3 is accuracy: tasks
+    return [table("Precision rules", "bytes at equal divergence", rows)]
 
 
 def widths(run: Run) -> list[Figure]:
@@ -170,29 +169,3 @@ def _all_in(run: Run, name: str) -> tuple[Quality, int]:
             return quality, evaluator.info.tier_bytes_low
     finally:
         sidecar.unlink(missing_ok=True)
-
-
-def tasks(run: Run) -> list[Figure]:
-    """Accuracy on the tasks of files."""
-    if not run.tasks:
-        raise HobbitError(
-            "no tasks were given; --tasks FILE takes GSM8K, HellaSwag, Winogrande or multiple choice"
-        )
-    rows = []
-    settings, missing = accuracy.arms(run.model)
-    kinds = {path: accuracy.kind_of(path) for path in run.tasks}
-    bound = {} if run.memory is None else {"memory": run.memory}
-    for name, own in settings.items():
-        row: dict[str, Any] = {"setting": name}
-        for path, kind in kinds.items():
-            if kind == "humaneval":
-                row[path.name] = "not run: its answers are programs, and none is executed here"
-                continue
-            try:
-                row[path.name] = str(accuracy.score(kind, run.model, path, {**own, **bound}, run.n_tasks))
-            except HobbitError as error:
-                row[path.name] = f"not run: {error}"
-        rows.append(row)
-    rows += [{"setting": f"left out: {sentence}"} for sentence in missing]
-    papers = "HOBBIT Table 3, MoBiLE Table II, DAOP Table V, DAOP Table VI"
-    return [table(papers, "right answers", rows)]

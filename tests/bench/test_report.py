@@ -127,10 +127,9 @@ def test_what_cannot_be_is_a_sentence(reported: Path, tmp_path: Path) -> None:
     assert done.stderr == "report: the text has fewer than 512 tokens; give a longer one\n"
     done = _report(tmp_path / "out2", "--text", tmp_path / "none.txt")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    done = _report(tmp_path / "out3", "--parts", "tasks", "stock", "types")
+    done = _report(tmp_path / "out3", "--parts", "stock", "types")
     assert done.returncode == 0, done.stderr
     lines = _lines(tmp_path / "out3")
-    assert lines["tasks"]["not_run"].startswith("no tasks were given; --tasks FILE takes GSM8K")
     assert "has two tiers in itself, and cannot be compared" in lines["stock"]["not_run"]
     assert "already has tiers: convert the model that it was made from" in lines["types"]["not_run"]
     assert str(models.tiny_tiers("q8_0", "q2_k")) not in (tmp_path / "out3" / "lines.jsonl").read_text()

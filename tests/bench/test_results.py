@@ -38,7 +38,7 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         tmp_path / "b.jsonl",
         {"part": "start", "costs": {}, "notes": ["A guess."]},
         {"part": "routing", "figures": figures, "seconds": 1},
-        {"part": "tasks", "not_run": "no tasks were given"},
+        {"part": "stock", "not_run": "no stock was built"},
     )
     page = _page(capsys, first, "--html", tmp_path / "pages")
     assert "## m.gguf, a CPU, 8G" in page
@@ -47,11 +47,11 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "| a\\|b    | 0.1235 | -    |" in page
     assert "|     | 0   | 14  | 28  | 42  | 57  | 71  | 85  | 99  |" in page
     assert "**EdgeMoE Fig. 7a**: heat. In the paper: one expert in INT2" in page
-    assert page.endswith("\n\nNot run: tasks, no tasks were given.\n\nSeconds of the parts: routing 1.\n")
+    assert page.endswith("\n\nNot run: stock, no stock was built.\n\nSeconds of the parts: routing 1.\n")
     html = (tmp_path / "pages" / "b.html").read_text("utf-8")
     assert "**EdgeMoE Fig. 7a**: heat" in html
     assert html.count("<img src='data:image/svg+xml;base64,") == 2
-    assert "not run: no tasks were given" in html
+    assert "not run: no stock was built" in html
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", "no json\n", '{"model": "m", "cpu": "c"}\n'])
