@@ -20,10 +20,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.analysis import quality, routing, speed
-from bench.analysis.listed import LISTED
-from bench.analysis.page import page
 from bench.analysis.part import Part, Run
 from bench.harness import system
+from bench.results import page
 from pyhobbit.cli.main import with_options
 from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import HobbitError
@@ -50,7 +49,6 @@ PARTS: Mapping[str, Part] = {
     "widths": quality.widths,
 }
 """By name, the cheapest first."""
-_UNSEEN = "the engine does not see what it needs in this architecture"
 _GUESS = "The perplexity is that of a guess: figures of quality say nothing about this model."
 
 
@@ -126,15 +124,6 @@ def _say(what: str) -> None:
     print(f"report: {what}", file=sys.stderr, flush=True)
 
 
-def write_page(head: Mapping[str, Any], by_part: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Raises HobbitError."""
-    reasons = {name: by_part.get(name, {"not_run": "not asked for yet"}) for name in PARTS}
-    why = {
-        name: reasons[part].get("not_run", _UNSEEN) if part else text for name, (part, text) in LISTED.items()
-    }
-    write_text(path, page(head, list(by_part.values()), why))
-
-
 def report(run: Run, hours: float, parts: list[str]) -> Path:
     """Runs what the time allows; returns the page. Raises HobbitError."""
     end, head, out = time.monotonic() + 3600 * hours, head_of(run), run.folder / "report.html"
@@ -146,8 +135,8 @@ def report(run: Run, hours: float, parts: list[str]) -> Path:
         lines.add(json.loads(line.replace(str(run.model), run.model.name)))  # to be sent
         if why := lines.by_part[name].get("not_run"):
             _say(f"{name}: not run, {why}")
-        write_page(head, lines.by_part, out)
-    write_page(head, lines.by_part, out)
+        write_text(out, page(head, lines.by_part))
+    write_text(out, page(head, lines.by_part))
     return out
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench.analysis import figures, routing
-from bench.analysis.page import page
 from bench.analysis.part import Run
+from bench.results import page
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.router import Gating, Router
 from pyhobbit.routing.observe import Observations, Recorder
@@ -248,12 +248,12 @@ def test_every_shape_has_a_page(n_layers: int, n_experts: int, n_used: int) -> N
     found = _figures(n_layers, n_experts, n_used)
     assert ("HOBBIT Fig. 7a" in _papers(found)) == (n_layers > 1)
     assert ("HOBBIT Fig. 5b" in _papers(found)) == (n_used > 1)
-    lines = [json.loads(json.dumps({"part": "routing", "figures": found}, allow_nan=False))]
-    shown = page({"model": "<m>"}, lines, {"HOBBIT Fig. 10a": "", "HOBBIT Fig. 15": "no GPU"})
-    assert page({"model": "<m>"}, lines, {"HOBBIT Fig. 10a": "", "HOBBIT Fig. 15": "no GPU"}) == shown
+    line = json.loads(json.dumps({"part": "routing", "figures": found}, allow_nan=False))
+    shown = page({"model": "<m>"}, {"routing": line})
+    assert page({"model": "<m>"}, {"routing": line}) == shown
     assert shown.count("data:image/svg+xml") == sum(each["kind"] != "table" for each in found)
     assert "| HOBBIT Fig. 10a | shown " in shown
-    assert "| HOBBIT Fig. 15  | not run: no GPU |" in shown
+    assert "| HOBBIT Fig. 15  | not run: it needs a GPU: " in shown
     assert "&lt;m&gt;" in shown
     assert "http" not in shown.replace("http://www.w3.org", "")
 
