@@ -13,6 +13,7 @@ import numpy as np
 
 from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.file_names import part_names
 from pyhobbit.model.gguf_file import GgufFile, TensorInfo, read_floats
 from pyhobbit.model.tiers import routed_part
 
@@ -29,9 +30,14 @@ _COARSE_ROUNDING = 0.02  # relative error of values rounded to 8 bits
 _FLOATS = ("f32", "f16", "bf16")
 
 
+def read_low_file(path: Path) -> GgufFile:
+    """The file of `--low-from`, which any of its splits names. Raises HobbitError as read_model() does."""
+    return read_model(path.parent / part_names(path.name)[0])
+
+
 def read_low_experts(path: Path, model: GgufFile) -> dict[str, TensorInfo]:
     """Routed expert tensors of a GGUF by name. Raises HobbitError unless it holds `model` in other types."""
-    other = read_model(path)
+    other = read_low_file(path)
     if other.path.samefile(model.path):
         raise HobbitError(f"--low-from {path} is the model itself: name a smaller file of the same model")
     other = replace(other, tensors=_as_laid_out(model, other))

@@ -70,15 +70,15 @@ def _share(text: str) -> float | str:
 
 
 def _check_types(args: argparse.Namespace) -> None:
+    from pyhobbit.convert.low_from import read_low_file
     from pyhobbit.convert.pipeline import high_tier
-    from pyhobbit.convert.read import read_model
     from pyhobbit.model.quantize import type_by_name
 
     high_tier(args.high)
     if args.low is not None:
         type_by_name(args.low)
     if args.low_from is not None:
-        read_model(args.low_from)
+        read_low_file(args.low_from)
 
 
 def _output_here(args: argparse.Namespace) -> Path:
