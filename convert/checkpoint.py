@@ -43,11 +43,15 @@ def out_type(high: str | None) -> str:
 
 @dataclass(frozen=True)
 class Listed:
-    """The tensors to be, without places. has_mtp: a draft block may be.  without_mtp: a known one is not."""
+    """The tensors to be, without places. has_mtp: a draft block may be.  without_mtp: a known one is not.
+
+    fault: why the converter or llama.cpp refuses the rest of the header.
+    """
 
     tensors: tuple[TensorInfo, ...]
     has_mtp: bool
     without_mtp: bool
+    fault: HobbitError | None = None
 
 
 def list_tensors(folder: Path, out_type: str) -> Listed:
@@ -61,22 +65,30 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
     has_mtp = check_checkpoint(folder)
     with tempfile.TemporaryDirectory() as place:
         header = Path(place) / "header.gguf"
-        without_mtp = _run(folder, out_type, has_mtp, header)
+        printed, fault = _run(folder, out_type, has_mtp, header)
+        if fault is not None and not header.exists():
+            raise fault
         found = parse_head(header, header.read_bytes(), _ANY_SIZE)
         tensors = found.tensors if found is not None else ()
         if not tensors:
-            raise HobbitError(
+            raise fault or HobbitError(
                 f"{folder} has no weights in it, such as *.safetensors: download the rest of it"
             )
-        os.truncate(header, tensors[-1].offset + tensors[-1].nbytes)
-        check_loads(header, folder, "download the rest of the checkpoint")
-    return Listed(tensors, has_mtp, without_mtp == "yes\n")
+        if fault is None:
+            os.truncate(header, tensors[-1].offset + tensors[-1].nbytes)
+            try:
+                check_loads(header, folder, "download the rest of the checkpoint")
+            except HobbitError as error:
+                fault = error
+    return Listed(tensors, has_mtp, printed.startswith("yes"), fault)
 
 
 def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:
     """Converts the checkpoint to one GGUF. `progress` is called with bytes written. Raises HobbitError."""
     name = output.name.replace("{", "{{").replace("}", "}}")  # the converter takes it as a template
-    _run(folder, out_type, has_mtp, output.with_name(name), output, progress)
+    _, fault = _run(folder, out_type, has_mtp, output.with_name(name), output, progress)
+    if fault is not None:
+        raise fault
 
 
 def _run(
@@ -86,28 +98,27 @@ def _run(
     named: Path,
     output: Path | None = None,
     progress: Progress | None = None,
-) -> str:
-    """Runs llama.cpp's converter, for the header alone without `output`, and returns what it printed."""
+) -> tuple[str, HobbitError | None]:
+    """Runs llama.cpp's converter, for the header alone without `output`: what it printed, why it failed."""
     if not _CONVERTER.is_file():
         raise HobbitError(f"llama.cpp's converter is missing at {_CONVERTER}: install pyhobbit again")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")]))
     environment.pop("NO_LOCAL_GGUF", None)  # would let the converter import another version of gguf
     with as_read(folder) as shown, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:
-        arguments = [str(_SCRIPT), str(shown), out_type, _YES_NO[has_mtp], str(named)]
+        arguments = [str(_SCRIPT), str(shown), out_type, _YES_NO[has_mtp], str(_CONVERTER), str(named)]
         if output is None and shown != folder:
             print(f"note: an index in {folder} is out of date: left out", file=sys.stderr)
-        arguments += [] if output is None else [str(_CONVERTER)]
+        arguments += ["header"] if output is None else []
         process = subprocess.Popen([sys.executable, *arguments], stdout=printed, stderr=log, env=environment)
         try:
             _wait(process, output, progress)
         finally:
             process.kill()
             process.wait()
-        if process.returncode:
-            log.seek(0)
-            raise HobbitError(_reason(folder, log.read().decode(errors="replace")))
         printed.seek(0)
-        return printed.read().decode()
+        log.seek(0)
+        answer, said = (each.read().decode(errors="replace") for each in (printed, log))
+        return answer, HobbitError(_reason(folder, said)) if process.returncode else None
 
 
 def _wait(process: subprocess.Popen[bytes], output: Path | None, progress: Progress | None) -> None:

@@ -17,15 +17,14 @@ from conversion import ModelBase, ModelType, get_model_architecture, get_model_c
 from conversion.base import LazyTorchTensor
 from conversion.deepseek import DeepseekV4Model
 
-_FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "auto": "GUESSED"}
 _NVFP4_BYTES, _NVFP4_BLOCK = 9, 16  # bytes of a block's scale and codes
 
 
-def main(folder: Path, out_type: str, has_mtp: str, output: str, converter: str = "") -> None:
+def main(folder: Path, out_type: str, has_mtp: str, converter: str, output: str, part: str = "whole") -> None:
     """has_mtp: no where the checkpoint lacks the weights of draft blocks, which its config may announce.
 
-    converter: the script that writes the whole output; without it, yes or no is printed: a known draft block
-    is left out.
+    converter: the script that writes the output.  part: whole, or header; yes or no is printed: a known draft
+    block is left out.
     """
     _keep_experts_lazy()
     _stack_by_shape()
@@ -34,18 +33,23 @@ def main(folder: Path, out_type: str, has_mtp: str, output: str, converter: str 
     without_mtp = has_mtp == "no" and model_class.supports_mtp_export
     if without_mtp:
         model_class.no_mtp = True
-    if converter:
-        sys.argv = [converter, str(folder), "--outtype", out_type, "--outfile", output]
-        runpy.run_path(converter, run_name="__main__")
-        return
-    model = model_class(folder, gguf.LlamaFileType[_FILE_TYPES[out_type]], Path(output))
-    model.prepare_tensors()
-    model.prepare_metadata(vocab_only=False)
-    model.gguf_writer.write_header_to_file(path=Path(output))
-    model.gguf_writer.write_kv_data_to_file()
-    model.gguf_writer.write_ti_data_to_file()
-    model.gguf_writer.close()
     print("yes" if without_mtp else "no")
+    if part == "header":
+        ModelBase.write = _write_header
+    sys.argv = [converter, str(folder), "--outtype", out_type, "--outfile", output]
+    runpy.run_path(converter, run_name="__main__")
+
+
+def _write_header(model):
+    """ModelBase.write() without weights. A failure of the tokenizer's does not keep the tensors back."""
+    model.prepare_tensors()
+    try:
+        model.prepare_metadata(vocab_only=False)
+    finally:
+        model.gguf_writer.write_header_to_file(path=model.fname_out)
+        model.gguf_writer.write_kv_data_to_file()
+        model.gguf_writer.write_ti_data_to_file()
+        model.gguf_writer.close()
 
 
 def _keep_experts_lazy() -> None:
