@@ -12,7 +12,6 @@
     X(settings)                                                                                                        \
     X(checkpoints)                                                                                                     \
     X(passes)                                                                                                          \
-    X(idle)                                                                                                            \
     X(ollama)                                                                                                          \
     X(report)                                                                                                          \
     X(pages)

@@ -37,10 +37,6 @@ struct field;
 
 using server_handler = std::function<std::unique_ptr<server_http_res>(const server_http_req &)>;
 
-//
-// Arguments of hooks
-//
-
 // Settings of the expert cache that a request brings.
 struct server_task_hobbit {
     std::vector<hobbit_setting> settings;
@@ -129,10 +125,6 @@ struct server_checkpoint {
     int32_t victim = -1; // slot that must give its oldest checkpoint first; -1: none
     bool    fits   = true;
 };
-
-//
-// The hooks
-//
 
 class server_hooks {
   public:

@@ -6,6 +6,10 @@
 #include "server-context.h"
 #include "server-http.h"
 
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <regex>
@@ -271,6 +275,15 @@ class report_hooks : public server_hooks {
 
     // A machine that was lost may come back: the model is unloaded, and loaded as soon as that works.
     void lost(bool & is_lost) override { is_lost = llama_lost_machine() != nullptr; }
+
+    // Tells the program that calibrates beside the server, by the socket HOBBIT_BUSY_SOCKET, when it computes.
+    void busy(bool is_busy) override {
+        static const char *      number = std::getenv("HOBBIT_BUSY_SOCKET");
+        static std::atomic<bool> said{ true };
+        if (number && said.exchange(is_busy) != is_busy) {
+            send(std::atoi(number), is_busy ? "1" : "0", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        }
+    }
 
     void idle(int64_t & ms) override { ms = llama_lost_machine() ? 0 : ms; }
 
