@@ -181,10 +181,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
     for (ggml_backend_dev_t device : devices) {
         engines_.push_back(std::make_unique<device_engine>(this, device, shared));
     }
-    {
-        mutex_lock lock(mutex_);
-        slots_.devices.resize(engines_.size());
-    }
+    slots_.devices.resize(engines_.size());
 
     policy_options options;
     options.name      = settings_.policy();

@@ -153,7 +153,7 @@ struct hobbit_model final : public hobbit::split_runner {
 
     bool                 end_reads(); // see loader::end
     hobbit::status       open_files();
-    void                 build(const std::vector<ggml_backend_dev_t> & devices);
+    void                 build(const std::vector<ggml_backend_dev_t> & devices) REQUIRES(mutex_);
     bool                 memory_is_short(bool in_host) const;
     hobbit::status       check_numbers(const hobbit::rule_numbers & t) const;
     hobbit::status       check_passes(const hobbit::rule_numbers & t) const REQUIRES(mutex_);
