@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> NoReturn:
 
     if args.threads is not None and args.threads < 1:
         raise ConfigError("--threads must be at least 1")
-    _check_free(args.host, args.port)
     if args.memory is not None:
         _limit(parse_size(args.memory))
+    _check_free(args.host, args.port)
     threads = args.threads or int(processor_cores())
     print(
         f"worker at {args.host}:{args.port}, {threads} threads; the other machine takes it by",
