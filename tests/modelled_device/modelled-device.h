@@ -105,9 +105,9 @@ class device_observer {
     virtual std::string report() = 0;
 };
 
-// Faces that settings::face names.
+// Faces that settings::face names; bench.compare --prices has the time face.
 std::unique_ptr<device_observer> make_order_face(const settings & config);
-std::unique_ptr<device_observer> make_time_face(const settings & config) __attribute__((weak)); // bench.compare --prices has it
+std::unique_ptr<device_observer> make_time_face(const settings & config) __attribute__((weak));
 
 // The lock of all devices. Observers get it held.
 std::mutex & device_lock();

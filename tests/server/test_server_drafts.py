@@ -125,7 +125,7 @@ def test_a_head_that_is_announced_and_absent_is_left_out(
 def test_the_table_of_drafts_by_n_grams_is_planned(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
     model = architecture_file.with_head("qwen35moe", tmp_path / "m.gguf")
     drafts = ("--spec-type", "draft-mtp,ngram-mod")
-    limit = 140 << 20
+    limit = 150 << 20
     command = [sys.executable, "-m", "pyhobbit", "serve", model, "--memory", limit, *drafts]
     with running(command, tmp_path / "log") as server:
         _answers(server)
