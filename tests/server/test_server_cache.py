@@ -249,7 +249,9 @@ def test_a_request_brings_its_own_price(tmp_path: Path) -> None:
             }
 
         assert server.cache()["price"] > 0
-        assert "\nhobbit_price " in server.request("/metrics").text
+        metrics = server.request("/metrics").text
+        assert '\nhobbit_threshold{name="price"} ' in metrics
+        assert metrics.count("TYPE hobbit_threshold ") == 1
         high = shares(hobbit={"price": 0})
         assert (high["low"], high["skipped"]) == (0, 0)
         assert shares(model="m-exact") == high
