@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <regex>
+#include <set>
 
 // The server's report on the expert cache: GET /hobbit and /metrics have its counters, and /health tells why it
 // computes nothing any more.
@@ -61,7 +62,7 @@ static const std::vector<double> & read_counters() {
 struct hobbit_value {
     const char * key;    // name in JSON
     const char * metric; // null: none
-    const char * label;  // label of the metric, or null
+    std::string  label;  // of the metric; "": none
     const char * help;   // help of the metric
     json         value;
     const char * type = "gauge";
@@ -73,12 +74,12 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
     const char * const low  = "precision=\"low\"";
 
     std::vector<hobbit_value> values = {
-        { "n_layers",        "layers",       nullptr,       "Layers with routed experts",                    i.n_layers },
-        { "n_experts",       "experts",      nullptr,       "Experts per layer",                             i.n_experts },
-        { "n_experts_used",  "experts_used", nullptr,       "Experts per layer used for a token",            i.n_experts_used },
-        { "n_all_experts",   nullptr,        nullptr,       "",                                              i.n_all_experts },
-        { "n_token_uses",    nullptr,        nullptr,       "",                                              i.n_token_uses },
-        { "n_tiers",         "tiers",        nullptr,       "Precisions in the model's files",               i.n_tiers },
+        { "n_layers",        "layers",       "",            "Layers with routed experts",                    i.n_layers },
+        { "n_experts",       "experts",      "",            "Experts per layer",                             i.n_experts },
+        { "n_experts_used",  "experts_used", "",            "Experts per layer used for a token",            i.n_experts_used },
+        { "n_all_experts",   nullptr,        "",            "",                                              i.n_all_experts },
+        { "n_token_uses",    nullptr,        "",            "",                                              i.n_token_uses },
+        { "n_tiers",         "tiers",        "",            "Precisions in the model's files",               i.n_tiers },
         { "tier_bytes_high", "tier_bytes",   high,          "Size of all routed experts on disk",            i.tier_bytes_high },
         { "tier_bytes_low",  "tier_bytes",   low,           "",                                              i.tier_bytes_low },
         { "pool_bytes_high", "pool_bytes",   high,          "Size of the expert cache",                      i.pool_bytes_high },
@@ -89,30 +90,29 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std:
         { "host_bytes_low",  "host_bytes",   low,           "",                                              i.host_bytes_low },
         { "host_slots_high", "host_slots",   high,          "Experts that fit in the cache in host memory",  i.host_slots_high },
         { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
-        { "snapshot_bytes",  "snapshot_bytes", nullptr,  "Memory for context checkpoints of all slots",   i.snapshot_bytes },
-        { "direct_io",       nullptr,        nullptr,       "",                                              i.direct_io },
+        { "snapshot_bytes",  "snapshot_bytes", "",       "Memory for context checkpoints of all slots",   i.snapshot_bytes },
+        { "direct_io",       nullptr,        "",            "",                                              i.direct_io },
     };
-    static std::map<std::string, std::string> labels; // by key of a rule's number; the mutex guards them
+    std::set<std::string> thresholds; // keys of the rules' numbers
     for (size_t n = 0; const hobbit_setting_spec * spec = hobbit_rule_number_at(n); n++) {
-        labels[spec->key] = string_format("name=\"%s\"", spec->option);
+        thresholds.insert(spec->key);
     }
     for (size_t n = 0; n < g_cache.settings.size(); n++) {
         const hobbit_setting_spec * spec = hobbit_setting_spec_at(n);
         if (spec->is_live) {
             const hobbit_resolved_setting & own = g_cache.settings[n];
-            if (labels.count(spec->key) > 0) {
-                values.push_back({ spec->option, "threshold", labels[spec->key].c_str(), "Thresholds of requests without their own", own.number });
+            if (thresholds.count(spec->key) > 0) {
+                values.push_back({ spec->option, "threshold", string_format("name=\"%s\"", spec->option), "Thresholds of requests without their own", own.number });
             } else if (spec->choices) { // a metric is a number
-                values.push_back({ spec->option, nullptr, nullptr, "", own.text });
+                values.push_back({ spec->option, nullptr, "", "", own.text });
             } else {
-                values.push_back({ spec->option, spec->option, nullptr, spec->help, own.number });
+                values.push_back({ spec->option, spec->option, "", spec->help, own.number });
             }
         }
     }
     for (size_t n = 0; n < counters.size(); n++) {
-        const hobbit_counter * c       = hobbit_counter_at(n);
-        const bool             seconds = c->kind == HOBBIT_SECONDS;
-        values.push_back({ c->name, c->metric, c->label, c->help, seconds ? json(counters[n]) : json(uint64_t(counters[n])),
+        const hobbit_counter * c = hobbit_counter_at(n);
+        values.push_back({ c->name, c->metric, c->label ? c->label : "", c->help, c->kind == HOBBIT_SECONDS ? json(counters[n]) : json(uint64_t(counters[n])),
                            c->kind == HOBBIT_STATE ? "gauge" : "counter" });
     }
     return values;
@@ -151,7 +151,7 @@ static std::string metrics() {
         if (name != previous) {
             text += "# HELP " + name + " " + v.help + "\n# TYPE " + name + " " + v.type + "\n";
         }
-        text     += name + (v.label ? std::string("{") + v.label + "}" : "") + " " + v.value.dump() + "\n";
+        text     += name + (v.label.empty() ? "" : "{" + v.label + "}") + " " + v.value.dump() + "\n";
         previous  = name;
     }
     return text;
