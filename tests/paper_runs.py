@@ -6,13 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import logits
+import models
 import numpy as np
+import pytest
+from exactness import SHORT_PLANS
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
+from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.trace import Simulation, SimulationResult, Trace, read_trace, simulate
 from pyhobbit.settings.config import parse_size
+from pyhobbit.settings.papers import settings_of
 
 PROMPT = "def read_file(path):\n"
 N_LAYERS, N_EXPERTS, N_USED, N_TOKENS = 6, 8, 2, 32
@@ -72,3 +78,17 @@ def calibrated(source: Path, folder: Path, **found: Any) -> Path:
     given = (source.stat().st_size, low_bytes, 1.0, 1.0, 0.3, "lru", (1.0, 0.0, 0.0, 0.0))
     Calibration(*given, expert_uses=USES, **found).write(model)
     return model
+
+
+def check_needs_gpu(paper: str, folder: Path) -> None:
+    """Asserts that the paper's configuration says so where there is none."""
+    cache = CacheConfig(pools=6 << 20, **settings_of(paper, {}))
+    with pytest.raises(HobbitError, match="name a GPU with"):
+        Engine(calibrated(models.tiny(), folder), EngineConfig(cache, n_ctx=256)).open()
+
+
+def counters_on_a_device(paper: str, folder: Path, rpc: str) -> dict[str, float]:
+    """Counters of the paper's configuration on the device of an RPC server."""
+    model = calibrated(models.tiny(), folder)
+    cache = CacheConfig(device="RPC0", pools=6 << 20, **settings_of(paper, {}))
+    return logits.run(models.lib_dir(), model, SHORT_PLANS, cache.settings(), rpc=rpc).stats

@@ -3,15 +3,21 @@
 
 from pathlib import Path
 
-import logits
 import models
 import numpy as np
 import pytest
-from exactness import SHORT_PLANS
-from paper_runs import N_EXPERTS, N_LAYERS, N_USED, USES, PaperRun, Trace, calibrated
+from paper_runs import (
+    N_EXPERTS,
+    N_LAYERS,
+    N_USED,
+    USES,
+    PaperRun,
+    Trace,
+    calibrated,
+    check_needs_gpu,
+    counters_on_a_device,
+)
 
-from pyhobbit import CacheConfig, Engine, EngineConfig
-from pyhobbit.errors import HobbitError
 from pyhobbit.settings.papers import settings_of
 
 pytestmark = pytest.mark.model
@@ -41,15 +47,10 @@ def test_twiddler_leaves_the_experts_of_the_profile_where_they_are(tmp_path: Pat
 
 
 def test_without_a_gpu_it_says_what_it_needs(tmp_path: Path) -> None:
-    model = calibrated(models.tiny(), tmp_path)
-    cache = CacheConfig(pools=6 << 20, **settings_of("twiddler", {}))
-    with pytest.raises(HobbitError, match="name a GPU with"):
-        Engine(model, EngineConfig(cache, n_ctx=256)).open()
+    check_needs_gpu("twiddler", tmp_path)
 
 
 def test_on_a_device_the_cpu_computes_what_is_missing(tmp_path: Path, rpc: str) -> None:
-    model = calibrated(models.tiny(), tmp_path)
-    cache = CacheConfig(device="RPC0", pools=6 << 20, **settings_of("twiddler", {}))
-    stats = logits.run(models.lib_dir(), model, SHORT_PLANS, cache.settings(), rpc=rpc).stats
+    stats = counters_on_a_device("twiddler", tmp_path, rpc)
     assert stats["selections_cpu"] > 0
     assert stats["predicted"] == 0
