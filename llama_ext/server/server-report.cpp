@@ -62,7 +62,7 @@ static const std::vector<double> & read_counters() {
 struct hobbit_value {
     const char * key;    // name in JSON
     const char * metric; // null: none
-    std::string  label;  // of the metric; "": none
+    std::string  label;  // label of the metric; "": none
     const char * help;   // help of the metric
     json         value;
     const char * type = "gauge";
