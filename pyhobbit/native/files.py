@@ -130,9 +130,10 @@ def atomic_output(path: Path, replaces: bool = True) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:  # after a crash there is the old file or all of the new one
             os.fsync(file.fileno())
-        if not replaces:
-            _claim(path, temporary)
-        temporary.replace(path)
+        if replaces:
+            temporary.replace(path)
+        else:
+            _publish(temporary, path)
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -140,13 +141,10 @@ def atomic_output(path: Path, replaces: bool = True) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _claim(path: Path, temporary: Path) -> None:
+def _publish(temporary: Path, path: Path) -> None:
     try:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise
-        except OSError:  # no links on such a file system
-            path.open("xb").close()
-    except FileExistsError as e:
-        raise HobbitError(f"another program has written {path} meanwhile: choose another name") from e
+        os.link(temporary, path)
+    except OSError as e:
+        if path.exists():
+            raise HobbitError(f"another program has written {path} meanwhile: choose another name") from e
+        temporary.replace(path)  # no links on such a file system

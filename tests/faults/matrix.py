@@ -131,7 +131,8 @@ class Matrix:
         """Its name, and what the program said."""
         n = self._calls[case.place, case.model, case.call]
         at = int(case.at) if case.at >= 1 or n == 0 else min(n - 1, int(case.at * n))
-        result, made = self._run(case, f"{case.call}:{case.kind}:{at}:{3 if case.kind == 'EINTR' else 1}")
+        count = 3 if case.kind == "EINTR" else 2 if case.call == "rename" else 1  # a link, and then a rename
+        result, made = self._run(case, f"{case.call}:{case.kind}:{at}:{count}")
         return self._judge(case, result, made), result.err.strip()
 
     def _judge(self, case: Case, result: Result, made: Any) -> str:

@@ -3,7 +3,7 @@
 // A library to preload: the n-th call of a kind on certain files fails, is short, slow, or changes the file.
 //
 //   FAULT=call:kind:at:count:path:arm
-//     call   read, write, open, sync (fsync and fdatasync), rename or resize (ftruncate)
+//     call   read, write, open, sync (fsync and fdatasync), rename (link, too) or resize (ftruncate)
 //     kind   none (only counts), the name of an errno, short, one (byte), end (of file), slow, hang, truncate, replace,
 //            delete
 //     at     number of the first call that is hit, from 0
@@ -228,6 +228,14 @@ int fdatasync(int fd) {
 
 int rename(const char * from, const char * to) {
     return strike("rename", to, NULL) ? -1 : REAL(rename)(from, to);
+}
+
+int link(const char * from, const char * to) {
+    return strike("rename", to, NULL) ? -1 : REAL(link)(from, to);
+}
+
+int linkat(int from_dir, const char * from, int to_dir, const char * to, int flags) {
+    return strike("rename", to, NULL) ? -1 : REAL(linkat)(from_dir, from, to_dir, to, flags);
 }
 
 int ftruncate(int fd, off_t size) {
