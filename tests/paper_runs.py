@@ -51,7 +51,7 @@ class PaperRun:
 
     def simulation(self, policy: str, **given: Any) -> Simulation:
         slots = self.info.pool_slots_high, self.info.pool_slots_low
-        return Simulation(N_LAYERS, N_EXPERTS, N_USED, *slots, policy, floors=True, **given)
+        return Simulation(N_LAYERS, N_EXPERTS, N_USED, *slots, policy=policy, floors=True, **given)
 
     def is_only(self, policy: str, **given: Any) -> bool:
         """True if the engine kept the experts of this policy, and not those of LRU."""

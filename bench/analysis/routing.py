@@ -23,7 +23,7 @@ from pyhobbit.quality.report import placement_hits
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import decide, shares, unimportance
-from pyhobbit.routing.trace import BELADY, Simulation, policy_names, pool_slots, read_trace, simulate
+from pyhobbit.routing.trace import BELADY, Simulation, policy_names, read_trace, simulate
 from pyhobbit.settings.config import SamplingConfig, format_size
 from pyhobbit.settings.papers import PAPERS
 from pyhobbit.settings.table import OPTIONS
@@ -127,13 +127,12 @@ def _policies(run: Run, seen: Observations, _blocks: list[int]) -> Iterator[Figu
     """Loads of each policy, replayed as decoding."""
     n_layers, n_used = seen.layers[-1] + 1, seen.experts.shape[2]
     kept = routes(seen, slice(0, max(1, _MAX_ROUTES // (n_layers * n_used))))
-    n_all = n_layers * run.file.n_experts
-    base = Simulation(n_layers, run.file.n_experts, n_used, slots_high=0, floors=True)
+    base = Simulation(n_layers, run.file.n_experts, n_used, floors=True, low_share=0.3)
 
     def replayed(capacity: float, policy: str, **given: Any) -> Any:
-        high, low = pool_slots(n_all, capacity, 0.3 if "t1" in given else 0.0, 0.25, n_used)
-        low = low if "t1" in given else 0
-        return simulate(kept, replace(base, policy=policy, slots_high=high, slots_low=low, **given))
+        own = replace(base, policy=policy, **given)
+        pools = replace(own, bits_low=4.0).with_slots(capacity)
+        return simulate(kept, replace(pools, bits_low=own.bits_low))
 
     def row(policy: str, given: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {"policy": policy}

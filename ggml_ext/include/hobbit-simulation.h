@@ -25,15 +25,18 @@ struct hobbit_route {
 };
 
 struct hobbit_simulation {
-    const char *  policy;     // a choice of hobbit.policy, or "belady": the bound, for one pool of equal experts
-    double        weights[4]; // weights of Eq. 3: LRU, LFU, LHU, FLD
+    // Settings as hobbit_open takes them. Rule, numbers, policy, predictor and low_share decide; others have no effect.
+    // A predictor that is given is judged one layer ahead. It must need routes alone, and loads nothing.
+    const struct hobbit_setting * settings;
+    size_t                        n_settings;
+
+    uint32_t      belady; // 1: Belady's algorithm, the bound for one pool of equal experts, in place of hobbit.policy
     uint32_t      n_layers;
     uint32_t      n_experts;
     uint32_t      n_used; // per token, in the layer with the most
     uint32_t      slots_high;
     uint32_t      slots_low;
     uint32_t      floors;    // 1: a layer keeps its even share of a pool, as in the engine
-    const char *  rule;      // a choice of hobbit.rule
     const float * low_costs; // costs for rules that take a price, see hobbit_set_costs; NULL: no costs
     const float * skip_costs;
     uint64_t      n_costs;
@@ -41,20 +44,13 @@ struct hobbit_simulation {
     double        bits_low;
     uint64_t      seed; // seed of the policy "random"
 
-    const struct hobbit_setting * numbers; // numbers of the rule; others keep their defaults
-    size_t                        n_numbers;
-
     const uint32_t * n_used_by_layer; // [n_layers], each 1 to n_used; NULL: n_used in all layers
 
     // Uses per token in earlier runs, [n_layers][n_experts], with which the pools are filled and the policy begins.
     // NULL: the pools are empty at first.
     const float * prior;
 
-    // A choice of hobbit.predictor that needs routes alone, to be judged one layer ahead; NULL: none. The experts that
-    // it predicts are not loaded.
-    const char *    predictor;
-    double          prefetch_bar; // hobbit.prefetch_bar
-    const int32_t * paths;        // hobbit.paths of a calibration, with which it begins; NULL: none
+    const int32_t * paths; // hobbit.paths of a calibration, with which a predictor begins; NULL: none
     uint64_t        n_paths;
 };
 
@@ -77,22 +73,18 @@ struct hobbit_simulation_result {
     uint64_t predicted_missing_right; // chosen ones of these
 };
 
-// Bytes to be divided between the two pools.
-struct hobbit_pool_request {
-    uint64_t bytes;      // bytes of both pools; if they are too few, the smallest pools are used
-    uint64_t high_bytes; // bytes of a slot of the high pool; above 0
-    uint64_t low_bytes;  // 0: there is no low tier
-    uint32_t n_experts;  // experts of all layers
-    uint32_t n_used;     // per token and layer
-    double   low_share;  // share of the bytes for the low pool; negative: computed from low_demand
-    double   low_demand; // slots of the low pool wanted for each slot of the high one; 0: nothing is low
-};
+// Slots of the high and the low pool in `capacity`, a share of the bytes of all experts in high precision, as
+// hobbit_open_context divides its memory. Too small a capacity gives the smallest pools. Fails as hobbit_simulate does.
+HOBBIT_API bool hobbit_simulated_pools(const struct hobbit_simulation * options, double capacity, uint32_t * high,
+                                       uint32_t * low, char * err, size_t err_size);
 
-// Slots of the high and the low pool, as hobbit_open_context divides its memory.
-HOBBIT_API void hobbit_divide_pools(const struct hobbit_pool_request * request, uint32_t * high, uint32_t * low);
-
-// Replays routes through the engine's own policy and scorer, with demand loading and a pool per tier. Fails for
-// settings that hobbit_open refuses.
+// Replays routes, batch by batch, through the parts of the engine: its rule and its policy decide and count, with a
+// pool per tier and demand loading. As in the engine, the running layer's experts keep their slots, and a miss that
+// finds no slot is served without becoming resident. The policy knows each sequence by a number, which another one gets
+// after its end, like a server's slots.
+//
+// The same options and routes give the same result. Fails for settings that hobbit_open refuses and for invalid sizes
+// or routes; the result is then all zeros.
 HOBBIT_API bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes,
                                 const struct hobbit_simulation * options, struct hobbit_simulation_result * result,
                                 char * err, size_t err_size);

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyhobbit.cli.options import add_setting_arguments, cache_config, numbers
 from pyhobbit.errors import ConfigError
-from pyhobbit.settings.table import default
+from pyhobbit.settings.table import KEYS, OPTIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from pyhobbit.routing.trace import Simulation, SimulationResult, Trace
 
 _LRU = "lru"
-_SETTINGS = ("t1", "t2", "low_share", "weights")
-_BITS_HIGH, _BITS_LOW = 16.0, 4.5  # bits of f16 and q4_0
-
+_RULE = {*OPTIONS["rule"][0].replaced_by} - {*KEYS["quality"]}  # the rule and its numbers
+_SETTINGS = (*(name for name in KEYS if _RULE & {*KEYS[name]}), "low_share", "weights", "prefetch_bar")
 
 # Columns of the table: the key of a run's document, and its format.
 _COLUMNS = {
@@ -46,29 +45,17 @@ Run = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_cache(parser)
-    _add_replay(parser)
-    add_setting_arguments(parser, _SETTINGS, is_group=False)
-
-
-def _add_cache(parser: argparse.ArgumentParser) -> None:
-    """The trace, and the options of the caches that it is replayed through."""
     add = parser.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="routing recorded by chat --trace")
     what = "cache size as a share of all experts in high precision, 0 to 1"
     add("--capacity", type=float, nargs="+", action="extend", required=True, metavar="F", help=what)
     what = "eviction policies; belady is the limit that none can beat (default: all)"
     add("--policy", nargs="+", action="extend", metavar="NAME", help=what)
-    what = "bits per weight in high precision (default: %(default)g)"
-    add("--bits-high", type=float, default=_BITS_HIGH, metavar="F", help=what)
-    what = "bits per weight in low precision (default: %(default)s)"
-    add("--bits-low", type=float, default=_BITS_LOW, metavar="F", help=what)
+    what = "bits per weight in high precision (default: %(default)g, of f16)"
+    add("--bits-high", type=float, default=16.0, metavar="F", help=what)
+    what = "bits per weight in low precision (default: %(default)s, of q4_0)"
+    add("--bits-low", type=float, default=4.5, metavar="F", help=what)
     add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
-
-
-def _add_replay(parser: argparse.ArgumentParser) -> None:
-    """The options of what is replayed, counted and printed."""
-    add = parser.add_argument
     what = (
         "trace of an earlier run, whose decoding says which experts are used, and on which paths: pools, "
         "policies and predictors begin with it, and the policy static needs it"
@@ -83,6 +70,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
     add("--predictor", metavar="NAME", help=what)
     add("--json", action="store_true", help="print JSON instead of a table")
+    add_setting_arguments(parser, _SETTINGS, is_group=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,13 +82,9 @@ def run(args: argparse.Namespace) -> int:
     routes = trace.routes if args.split is None else trace.split(*_parse_split(args.split))
     base = _base(trace, args, earlier)
     policies = _policies(args, base)
-    runs = [
-        run
-        for capacity in args.capacity
-        for run in _run_policies(routes, base, capacity, args.low_share, policies)
-    ]
+    runs = [run for capacity in args.capacity for run in _run_policies(routes, base, capacity, policies)]
     if args.json:
-        json.dump(_document(trace, args.split, base, args.low_share, runs), sys.stdout, indent=2)
+        json.dump(_document(trace, args.split, base, runs), sys.stdout, indent=2)
         print()
     else:
         print(_table(runs, judged=base.predictor is not None))
@@ -132,24 +116,17 @@ def _base(trace: "Trace", args: argparse.Namespace, earlier: "Trace | None") -> 
     """Parameters that all runs share."""
     from pyhobbit.routing.trace import Simulation
 
-    t2 = 1.0 if args.t2 is None else args.t2
-    t1 = t2 if args.t1 is None else args.t1
-    config = replace(cache_config(args, without=("policy", "trace")), t1=t1, t2=t2)  # checks them
     return Simulation(
-        n_layers=trace.n_layers,
-        n_experts=trace.n_experts,
-        n_used=trace.n_used,
-        slots_high=0,
-        weights=config.weights or default("weights"),
+        trace.n_layers,
+        trace.n_experts,
+        trace.n_used,
         floors=args.floors,
-        t1=t1,
-        t2=t2,
         bits_high=args.bits_high,
         bits_low=args.bits_low,
         seed=args.seed,
         prior=() if earlier is None else earlier.prior(),
-        predictor=args.predictor,
         paths=() if earlier is None else earlier.paths(),
+        **vars(cache_config(args, without=("policy", "trace"))),
     )
 
 
@@ -157,19 +134,19 @@ def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
     from pyhobbit.routing.trace import BELADY, policy_names
 
     known = [*policy_names(bool(base.prior)), BELADY]
-    return args.policy or (known if base.t1 == 1 and not base.prior else known[:-1])
+    is_one_pool = base.with_slots(1.0).slots_low == 0
+    return args.policy or (known if is_one_pool and not base.prior else known[:-1])
 
 
 def _run_policies(
     routes: "NDArray[Any]",
     base: "Simulation",
     capacity: float,
-    low_share: float | None,
     policies: Sequence[str],
 ) -> Iterator[Run]:
     from pyhobbit.routing.trace import simulate
 
-    base = base.with_slots(capacity, low_share)
+    base = base.with_slots(capacity)
     results = {
         name: simulate(routes, replace(base, policy=name)) for name in dict.fromkeys([_LRU, *policies])
     }
@@ -214,19 +191,19 @@ def _table(runs: Sequence[Run], judged: bool) -> str:
     return "\n".join(lines)
 
 
-def _document(
-    trace: "Trace", split: str | None, base: "Simulation", low_share: float | None, runs: Sequence[Run]
-) -> dict[str, Any]:
-    common = asdict(base)
-    # these belong to one run each, and are long
-    for left_out in ("policy", "slots_high", "slots_low", "prior", "paths"):
-        del common[left_out]
+def _document(trace: "Trace", split: str | None, base: "Simulation", runs: Sequence[Run]) -> dict[str, Any]:
+    from pyhobbit.settings.resolve import resolve
+
+    # the others belong to one run each, or are long
+    sizes = ("n_layers", "n_experts", "n_used", "floors", "bits_high", "bits_low", "seed")
+    given = replace(base, policy="hobbit").settings()  # the one with weights
     return {
         "trace": str(trace.path),
         "model": trace.model,
         "split": split,
-        **common,
+        **{name: getattr(base, name) for name in sizes},
+        **{each.name: each.value for each in resolve(None, given) if each.name in _SETTINGS},
+        "predictor": base.predictor,
         "n_used_by_layer": trace.n_used_by_layer,
-        "low_share": low_share,
         "runs": list(runs),
     }

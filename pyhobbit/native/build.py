@@ -141,7 +141,7 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
             "CacheSettings", [(n, f"{kind} | None", None, about) for n, (kind, about) in options.items()]
         ),
         *_dataclass("CacheCounters", fields),
-        *_dataclass("RuleNumbers", numbers, ", kw_only=True"),
+        *_dataclass("RuleNumbers", numbers),
         *(line for name in _STRUCTS for line in _dataclass(_STRUCTS[name], _fields(ffi, header, name))),
     ]
     return "\n".join(lines) + "\n"
@@ -167,10 +167,8 @@ def _fields(ffi: FFI, header: str, struct: str) -> Iterator[tuple[str, str, obje
         yield name, *kind, comments.get(name)
 
 
-def _dataclass(
-    name: str, fields: Iterable[tuple[str | None, str, object, str | None]], more: str = ""
-) -> Iterator[str]:
-    yield f"\n\n@dataclass(frozen=True{more})\nclass {name}:"
+def _dataclass(name: str, fields: Iterable[tuple[str | None, str, object, str | None]]) -> Iterator[str]:
+    yield f"\n\n@dataclass(frozen=True, kw_only=True)\nclass {name}:"
     for field, python_type, default, about in fields:
         yield f"    {field}: {python_type} = {default!r}" + (f"\n    {about!r}" if about else "")
 

@@ -64,7 +64,7 @@ _PAPER_POLICY = "hobbit"
 def simulation_of(info: ModelInfo, rule: str, found: Quality, costs: Costs | None) -> Simulation:
     """A replay without slots, in which the rule decides as it was found. costs: of a price above 0."""
     high, low = info.mean_expert_bytes
-    base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, slots_high=0, floors=True)
+    base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, floors=True)
     base = replace(base, bits_high=high, bits_low=low or high)
     if found.price == 0 or costs is None:
         return replace(base, t1=found.t1, t2=found.t2)
@@ -108,7 +108,7 @@ class CacheFitter:
         """The best share of the pools for the low tier, with this policy; weights: of policy hobbit."""
         n_tokens, base = len(np.unique(routes["token"])), self._base
         self._prior = use_rates(routes, base.n_layers, base.n_experts, n_tokens)
-        if base.t1 == 1 and base.price == 0:
+        if base.with_slots(1.0).slots_low == 0:
             return 0.0
         penalties = {share: self._penalties(routes, policy, weights, share) for share in _LOW_SHARES}
         least = penalties[_LOW_SHARES[0]]
@@ -117,10 +117,10 @@ class CacheFitter:
     def _penalties(self, routes: np.ndarray, policy: str, weights: Weights, low_share: float) -> np.ndarray:
         """Per token, at each of CAPACITIES."""
         prior = self._prior if policy in NEED_PRIOR else ()
-        base = replace(self._base, policy=policy, weights=weights, prior=prior)
+        base = replace(self._base, policy=policy, weights=weights, prior=prior, low_share=low_share)
         penalties = []
         for capacity in CAPACITIES:
-            penalties.append(simulate(routes, base.with_slots(capacity, low_share)).penalty_per_token)
+            penalties.append(simulate(routes, base.with_slots(capacity)).penalty_per_token)
             self._progress()
         return np.array(penalties)
 

@@ -5,7 +5,8 @@ The file's format is described in ggml_ext/src/record/trace.h; `chat --trace FIL
 """
 
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,12 +14,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit._tables import RuleNumbers, SimulationCounts
+from pyhobbit._tables import CacheSettings, SimulationCounts
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, ffi, lib
 from pyhobbit.routing.paths import chosen_of, path_table
+from pyhobbit.settings.config import Setting, given_settings
 from pyhobbit.settings.resolve import c_settings
-from pyhobbit.settings.table import NUMBERS, OPTIONS, default
+from pyhobbit.settings.table import OPTIONS
 
 ROUTE = np.dtype(
     [
@@ -85,45 +87,49 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Simulation(RuleNumbers):
-    """Parameters of a replay, as struct hobbit_simulation of hobbit.h.
+class Simulation(CacheSettings):
+    """Parameters of a replay, as struct hobbit_simulation of hobbit-simulation.h, with the engine's settings.
 
-    policy: a name of policy_names(), or BELADY.  slots_high, slots_low: experts that the pools hold.
-    weights: of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT.  floors: a layer keeps its even share of a pool, as
-    in the engine.  rule and its numbers: the settings of these names.  low_costs, skip_costs: of the rule
-    price, as Cache.set_costs takes them.  bits_high, bits_low: per weight.  seed: of the policy "random".
-    prior: uses per token in earlier runs, layer by layer, with which pools and policy begin; (): none.
-    predictor: judged one layer ahead, without loading what it predicts; None: none.  prefetch_bar: the
-    setting.  paths: with which it begins, by paths.path_table().
+    policy: a name of policy_names(), or BELADY.  weights: of the policy hobbit; others ignore them.
+    predictor: judged one layer ahead, without loading what it predicts.
     n_used: experts of a token, in the layer with the most; how many others use follows from their routes.
+    slots_high, slots_low: experts that the pools hold.  floors: a layer keeps its even share of a pool, as in
+    the engine.  low_costs, skip_costs: of the rule price, as Cache.set_costs takes them.
+    bits_high, bits_low: per weight.  seed: of the policy "random".  prior: uses per token in earlier runs,
+    layer by layer, with which pools and policy begin; (): none.
+    paths: with which a predictor begins, by paths.path_table().
     """
 
     n_layers: int
     n_experts: int
     n_used: int
-    slots_high: int
+    slots_high: int = 0
     slots_low: int = 0
-    policy: str = "lru"
-    weights: tuple[float, ...] = default("weights")
     floors: bool = False
-    rule: str = "gate"
     low_costs: tuple[float, ...] = ()
     skip_costs: tuple[float, ...] = ()
     bits_high: float = 16.0
     bits_low: float = 4.5
     seed: int = 0
     prior: tuple[float, ...] = ()
-    predictor: str | None = None
-    prefetch_bar: float = 0.0
     paths: tuple[int, ...] = ()
 
-    def with_slots(self, capacity: float, low_share: float | None) -> "Simulation":
-        """Gets pools as of pool_slots(); the low one where the rule uses low precision."""
-        if all(getattr(self, name) == default(name) for name in NUMBERS):
-            low_share = 0.0
-        n_all, low_cost = self.n_layers * self.n_experts, self.bits_low / self.bits_high
-        high, low = pool_slots(n_all, capacity, low_share, low_cost, self.n_used, 1 - self.t1)
-        return replace(self, slots_high=high, slots_low=low)
+    def settings(self) -> dict[str, Setting]:
+        """Settings that are given, by key."""
+        policy = None if self.policy == BELADY else self.policy
+        weights = self.weights if self.policy in (None, "hobbit") else None
+        return given_settings(replace(self, policy=policy, weights=weights))
+
+    def with_slots(self, capacity: float) -> "Simulation":
+        """Gets pools that hold `capacity`, a share of the bytes of all experts in high precision.
+
+        The engine divides them, so both hold at least the experts that a token uses in a layer. There is no
+        low pool where the rule gives high precision alone. Raises HobbitError as simulate().
+        """
+        options, _kept = _c_simulation(self)
+        high, low = ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        check(lib.hobbit_simulated_pools, options, capacity, high, low)
+        return replace(self, slots_high=high[0], slots_low=low[0])
 
 
 @dataclass(frozen=True)
@@ -181,28 +187,26 @@ def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
     """Replays an array of ROUTE, of which at least one is counted. Raises HobbitError for what cannot be."""
     if routes.dtype != ROUTE or not np.any(routes["counted"]):
         raise HobbitError("there are no counted routes to simulate")
-    texts = {
-        name: ffi.new("char[]", text.encode()) if text is not None else ffi.NULL
-        for name in ("policy", "predictor", "rule")
-        for text in [getattr(simulation, name)]
-    }
-    costs = {
-        name: ffi.new("float[]", values) if values else ffi.NULL
-        for name in ("low_costs", "skip_costs", "prior")
-        for values in [getattr(simulation, name)]
-    }
-    n_used = ffi.new("uint32_t[]", _n_used_by_layer(routes, simulation))
-    numbers = c_settings({OPTIONS[name][0].key: getattr(simulation, name) for name in NUMBERS})
-    given = {**asdict(simulation), **texts, **costs, "n_used_by_layer": n_used}
-    given = {name: value for name, value in given.items() if name not in NUMBERS}
-    given |= {"numbers": numbers, "n_numbers": len(numbers)}
-    given["paths"] = ffi.new("int32_t[]", simulation.paths)
-    given |= {"n_costs": len(simulation.low_costs), "n_paths": len(simulation.paths)}
-    options = ffi.new("struct hobbit_simulation *", given)
+    options, _kept = _c_simulation(simulation, _n_used_by_layer(routes, simulation))
     result = ffi.new("struct hobbit_simulation_result *")
     buffer = ffi.from_buffer("struct hobbit_route[]", np.ascontiguousarray(routes))
     check(lib.hobbit_simulate, buffer, routes.size, options, result)
     return SimulationResult(**{name: getattr(result, name) for name in SimulationResult.__dataclass_fields__})
+
+
+def _c_simulation(simulation: Simulation, n_used_by_layer: Sequence[int] = ()) -> tuple[Any, dict[str, Any]]:
+    """A struct hobbit_simulation, and the arrays that it points to: the caller keeps them."""
+    own = {name: value for name, value in vars(simulation).items() if name not in OPTIONS}
+    types = {"paths": "int32_t[]", "n_used_by_layer": "uint32_t[]"}
+    arrays = {
+        name: ffi.new(types.get(name, "float[]"), value) if value else ffi.NULL
+        for name, value in {**own, "n_used_by_layer": n_used_by_layer}.items()
+        if isinstance(value, Sequence)
+    }
+    arrays["settings"] = c_settings(simulation.settings())
+    given = {**own, **arrays, "n_settings": len(arrays["settings"]), "belady": simulation.policy == BELADY}
+    given |= {"n_costs": len(simulation.low_costs), "n_paths": len(simulation.paths)}
+    return ffi.new("struct hobbit_simulation *", given), arrays
 
 
 def _n_used_by_layer(routes: NDArray[Any], simulation: Simulation) -> list[int]:
@@ -214,35 +218,6 @@ def _n_used_by_layer(routes: NDArray[Any], simulation: Simulation) -> list[int]:
     n_routes = np.bincount(layers, minlength=simulation.n_layers)[: simulation.n_layers]
     n_used = n_routes // np.maximum(n_tokens, 1)
     return np.where((n_used < 1) | (n_used > simulation.n_used), simulation.n_used, n_used).tolist()
-
-
-_SLOT_UNIT = 1 << 20  # an expert in high precision, where bytes are shares of one
-
-
-def pool_slots(
-    n_experts: int,
-    capacity: float,
-    low_share: float | None,
-    low_cost: float,
-    n_used: int = 1,
-    low_demand: float = 0.0,
-) -> tuple[int, int]:
-    """Slots of the high and the low pool in `capacity`, a share of the bytes of n_experts in high precision.
-
-    As the engine divides them, so both hold at least the experts that a token uses in a layer.
-    low_share: share of it for the low pool; None takes `low_demand` low slots for each high one; there is no
-    low pool if both are 0.  low_cost: bytes of a low slot by those of an expert in high precision.
-    """
-    request = ffi.new("struct hobbit_pool_request *")
-    request.bytes = int((n_experts * capacity + 1e-9) * _SLOT_UNIT)  # 0.29 of 100 is 29
-    request.low_bytes = round(low_cost * _SLOT_UNIT)
-    request.high_bytes = _SLOT_UNIT
-    request.n_experts, request.n_used = n_experts, n_used
-    request.low_share = -1.0 if low_share is None else low_share
-    request.low_demand = max(low_demand, low_share or 0.0)
-    high, low = ffi.new("uint32_t *"), ffi.new("uint32_t *")
-    lib.hobbit_divide_pools(request, high, low)
-    return high[0], low[0]
 
 
 #

@@ -79,15 +79,20 @@ class CacheConfig(CacheSettings):
 
     def settings(self) -> dict[str, Setting]:
         """Settings for hobbit_open (hobbit.h), by key."""
-        given = {
-            spec.key: _native(spec, each)
-            for name, specs in OPTIONS.items()
-            if (value := getattr(self, name)) is not None
-            for spec, each in zip(specs, _elements(name, value), strict=True)
-        }
+        given = given_settings(self)
         # Whoever sets up the cache wants it, even for a file that fits into memory.
         is_set_up = given.keys() - {"hobbit.quality", "hobbit.placement"}
         return {"hobbit.enable": True, **given} if is_set_up else given
+
+
+def given_settings(cache: CacheSettings) -> dict[str, Setting]:
+    """The settings that are not None, by key. Raises ConfigError for a wrong number of weights."""
+    return {
+        spec.key: _native(spec, each)
+        for name, specs in OPTIONS.items()
+        if (value := getattr(cache, name)) is not None
+        for spec, each in zip(specs, _elements(name, value), strict=True)
+    }
 
 
 def _elements(name: str, value: Any) -> Sequence[Any]:

@@ -15,7 +15,7 @@ from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.calibration import routes
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.observe import Recorder
-from pyhobbit.routing.trace import Simulation, pool_slots, simulate
+from pyhobbit.routing.trace import Simulation, simulate
 from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
 
 SMALL = replace(
@@ -42,9 +42,8 @@ def test_a_generated_model_routes_like_the_real_one(tmp_path: Path) -> None:
         best = chosen.reshape(-1, SMALL.n_used)[:, :N_USED]
         counted = best[best["counted"][:, 0] != 0]["expert"].reshape(-1, SMALL.n_layer, N_USED)
         reused.append((counted[:-1, :, :, None] == counted[1:, :, None, :]).any(axis=3).mean())
-        base = Simulation(SMALL.n_layer, SMALL.n_expert, N_USED, slots_high=0)
-        slots = [pool_slots(SMALL.n_layer * SMALL.n_expert, capacity, 0.0, 1.0)[0] for capacity in LRU]
-        hits.append([simulate(best.ravel(), replace(base, slots_high=n)).hit_rate for n in slots])
+        base = Simulation(SMALL.n_layer, SMALL.n_expert, N_USED, policy="lru")
+        hits.append([simulate(best.ravel(), base.with_slots(capacity)).hit_rate for capacity in LRU])
     assert np.mean(reused) == pytest.approx(REUSED, abs=0.08)
     assert np.mean(hits, axis=0) == pytest.approx(list(LRU.values()), abs=0.08)
 

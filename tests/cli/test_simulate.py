@@ -13,7 +13,7 @@ from traces import letters, ranked, write_recorded, write_trace
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, SamplingConfig
 from pyhobbit.cli.main import main
-from pyhobbit.routing.trace import BELADY, Simulation, Trace, policy_names, pool_slots, read_trace, simulate
+from pyhobbit.routing.trace import BELADY, Simulation, Trace, policy_names, read_trace, simulate
 
 
 @pytest.fixture
@@ -247,7 +247,8 @@ def test_a_replay_counts_what_the_engine_counted(
     assert trace.n_decoded == 15
     model = (info.n_layers, info.n_experts, info.n_experts_used)
     assert (trace.n_layers, trace.n_experts, trace.n_used) == model
-    replay = Simulation(*model, info.pool_slots_high, info.pool_slots_low, policy, floors=True, t1=t1, t2=t2)
+    slots = info.pool_slots_high, info.pool_slots_low
+    replay = Simulation(*model, *slots, policy=policy, floors=True, t1=t1, t2=t2)
     result = simulate(trace.routes, replay)
     for name in ("hits_high", "misses_high", "hits_low", "misses_low"):
         assert getattr(result, name) == getattr(total, name) - getattr(prompt, name), name
@@ -275,8 +276,7 @@ def _recorded(name: str) -> Trace:
 
 
 def _simulation(trace: Trace, capacity: float, **settings: Any) -> Simulation:
-    slots, _ = pool_slots(trace.n_layers * trace.n_experts, capacity, 0.0, 1.0)
-    return Simulation(trace.n_layers, trace.n_experts, trace.n_used, slots, **settings)
+    return Simulation(trace.n_layers, trace.n_experts, trace.n_used, **settings).with_slots(capacity)
 
 
 @pytest.mark.slow

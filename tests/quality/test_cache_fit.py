@@ -36,7 +36,7 @@ BASE = Simulation(3, 8, 2, slots_high=0, floors=True, t1=0.6, bits_high=1, bits_
 @pytest.mark.parametrize("low_share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("capacity", [0.01, 0.1, 0.4, 1.0])
 def test_pools_keep_their_budget_and_hold_a_tokens_experts(capacity: float, low_share: float) -> None:
-    found = BASE.with_slots(capacity, low_share)
+    found = replace(BASE, low_share=low_share).with_slots(capacity)
     high, low = found.slots_high, found.slots_low
     assert 2 <= high <= 24
     assert 2 <= low <= 24
@@ -45,7 +45,7 @@ def test_pools_keep_their_budget_and_hold_a_tokens_experts(capacity: float, low_
 
 def test_without_low_precision_there_is_one_pool() -> None:
     for capacity, n_slots in ((0.5, 12), (0.01, 2)):
-        found = replace(BASE, t1=1.0).with_slots(capacity, 0.3)
+        found = replace(BASE, t1=1.0, low_share=0.3).with_slots(capacity)
         assert (found.slots_high, found.slots_low) == (n_slots, 0)
 
 

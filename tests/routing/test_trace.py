@@ -15,11 +15,10 @@ from pyhobbit.routing.trace import (
     Simulation,
     SimulationResult,
     policy_names,
-    pool_slots,
     read_trace,
     simulate,
 )
-from pyhobbit.settings.table import NUMBERS
+from pyhobbit.settings.table import NUMBERS, OPTIONS
 
 # A prompt of two tokens, of which the last layer computes one, then two decoded tokens; then another turn.
 PROMPT: list[Row] = [
@@ -49,10 +48,10 @@ def test_the_structs_are_those_of_the_header() -> None:
     assert [(name, field.offset) for name, field in native.fields] == [
         (name, ROUTE.fields[name][1]) for name in ROUTE.names
     ]
-    assert {field.name for field in fields(Simulation)} - set(NUMBERS) == {
+    assert {field.name for field in fields(Simulation)} - {*OPTIONS} == {
         name
         for name, _ in ffi.typeof("struct hobbit_simulation").fields
-        if name not in ("n_costs", "n_paths", "n_used_by_layer", "numbers", "n_numbers")
+        if name not in ("settings", "n_settings", "belady", "n_costs", "n_paths", "n_used_by_layer")
     }
     assert NUMBERS == ("price", "t1", "t2")
     assert [field.name for field in fields(SimulationResult)] == [
@@ -242,8 +241,22 @@ def test_what_cannot_be_simulated_is_an_error(path: Path) -> None:
         simulate(np.zeros(4), options)
 
 
-def test_pool_slots() -> None:
-    assert pool_slots(100, 0.29, 0.0, 1.0) == (29, 0)
-    assert pool_slots(100, 0.3, 0.5, 0.25) == (15, 60)
-    assert pool_slots(100, 1.0, 0.5, 0.25) == (75, 100)  # no more low ones than experts
-    assert pool_slots(100, 0.0, 0.5, 0.25, n_used=2) == (2, 2)  # the smallest that work
+def _slots(n_experts: int, capacity: float, n_used: int = 1, **settings: float) -> tuple[int, int]:
+    simulation = Simulation(1, n_experts, n_used, bits_high=16, bits_low=4, **settings)
+    pools = simulation.with_slots(capacity)
+    return pools.slots_high, pools.slots_low
+
+
+def test_pools_are_divided_as_in_the_engine() -> None:
+    assert _slots(100, 0.29) == (29, 0)
+    assert _slots(100, 0.29, low_share=0.5) == (29, 0)  # nothing is low
+    assert _slots(100, 0.3, low_share=0.5, t1=0.5) == (15, 60)
+    assert _slots(100, 0.3, t1=0.0) == (24, 24)
+    assert _slots(100, 1.0, low_share=0.5, t1=0.5) == (75, 100)  # no more low ones than experts
+    assert _slots(100, 0.0, n_used=2, low_share=0.5, t1=0.5) == (2, 2)  # the smallest that work
+    assert _slots(100, 0.3, rule="price", price=0.1) == (24, 24)
+    for capacity in (-0.1, 1.5, float("nan")):
+        with pytest.raises(HobbitError, match="make it 0 to 1"):
+            _slots(100, capacity)
+    with pytest.raises(HobbitError, match=r"hobbit\.t1 is 2"):
+        _slots(100, 0.3, t1=2.0)

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "simulate/simulator.h"
-
+#include "base/status.h"
 #include "cache/resident-set.h"
+#include "engine/settings.h"
+#include "hobbit-simulation.h"
 #include "model/calibration.h"
 #include "plan/layer-plan.h"
+#include "plan/memory-budget.h"
 #include "policy/cache-policy.h"
 #include "predict/predictor.h"
 #include "simulate/route-batches.h"
@@ -25,17 +27,8 @@ namespace hobbit {
 // options
 //
 
-// REQUIRES: keys of numbers
-static rule_numbers numbers_in(const hobbit_simulation & options) {
-    rule_numbers numbers;
-    for (size_t i = 0; i < options.n_numbers; i++) {
-        numbers[*rule_number::find(options.numbers[i].key)] = options.numbers[i].number;
-    }
-    return numbers;
-}
-
-static status read_costs(const hobbit_simulation & options, precision_costs & costs) {
-    if (!registered_rule::traits(options.rule).needs_costs || numbers_in(options).all_high()) {
+static status read_costs(const hobbit_simulation & options, const settings & given, precision_costs & costs) {
+    if (!registered_rule::traits(given.rule()).needs_costs || given.thresholds().all_high()) {
         return {};
     }
     if (!options.low_costs || !options.skip_costs) {
@@ -46,7 +39,7 @@ static status read_costs(const hobbit_simulation & options, precision_costs & co
                      options.n_layers, options.n_experts);
 }
 
-static status check_options(const hobbit_simulation & options) {
+static status check_options(const hobbit_simulation & options, const settings & given) {
     if (options.n_layers == 0 || options.n_experts == 0 || options.n_used == 0) {
         return status::error("a simulation needs at least one layer, one expert and one expert per token");
     }
@@ -63,17 +56,16 @@ static status check_options(const hobbit_simulation & options) {
         return status::error("%g bits in low and %g in high precision: make 0 < low <= high", options.bits_low,
                              options.bits_high);
     }
-    const std::string policy = options.policy;
-    if (registered_policy::traits(policy).needs_prior && !options.prior) {
+    if (options.belady == 0 && registered_policy::traits(given.policy()).needs_prior && !options.prior) {
         return status::
             error("the policy %s needs the uses of an earlier run: give a prior, such as its trace with --prior",
-                  policy.c_str());
+                  given.policy().c_str());
     }
-    if (policy == BELADY && (!numbers_in(options).all_high() || options.slots_low > 0)) {
+    if (options.belady != 0 && (!given.thresholds().all_high() || options.slots_low > 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "
                              "pool");
     }
-    if (policy == BELADY && options.prior) {
+    if (options.belady != 0 && options.prior) {
         return status::error("belady knows all uses and begins with empty pools: simulate it without a prior");
     }
     return {};
@@ -137,8 +129,8 @@ class belady_policy : public cache_policy {
 // are not loaded. Without a predictor it does nothing.
 class prediction_judge {
   public:
-    // Fails for an unknown predictor and for one that needs more than routes.
-    status open(const hobbit_simulation & options);
+    // Fails for a predictor that needs more than routes.
+    status open(const hobbit_simulation & options, const settings & given);
 
     // The layer's router has chosen; the counts go to `result` if the layer is counted.
     void on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result);
@@ -153,8 +145,8 @@ class prediction_judge {
     std::set<uint32_t>         missing_; // missing ones of these
 };
 
-status prediction_judge::open(const hobbit_simulation & options) {
-    if (!options.predictor) {
+status prediction_judge::open(const hobbit_simulation & options, const settings & given) {
+    if (!given.values().is_given("hobbit.predictor")) {
         return {};
     }
     predictor_options of;
@@ -162,24 +154,25 @@ status prediction_judge::open(const hobbit_simulation & options) {
     if (options.n_used_by_layer) {
         of.n_used.assign(options.n_used_by_layer, options.n_used_by_layer + options.n_layers);
     }
-    of.bar = options.prefetch_bar;
+    of.bar = given.number("hobbit.prefetch_bar");
     of.paths.assign(options.paths, options.paths + options.n_paths);
     if (!each_path(of.paths, of.n_experts, [](const stored_path &) {})) {
         return status::error("the activation paths are not of these layers and experts");
     }
-    std::string all;
+    const std::string & chosen = given.text("hobbit.predictor");
+    std::string         all;
     for (const std::string & name : registered_predictor::names()) {
         of.name        = name;
         auto candidate = registered_predictor::make(of);
         if (candidate->accepts(nullptr)) { // it runs on routes
             all     += (all.empty() ? "" : ", ") + name;
-            judged_  = name == options.predictor ? std::move(candidate) : std::move(judged_);
+            judged_  = name == chosen ? std::move(candidate) : std::move(judged_);
         }
     }
     return judged_ ? status()
                    : status::error("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
                                    "one of %s",
-                                   options.predictor, all.c_str());
+                                   chosen.c_str(), all.c_str());
 }
 
 void prediction_judge::on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result) {
@@ -230,15 +223,17 @@ void prediction_judge::look_ahead(const layer_routing & running, const std::func
 
 class replay {
   public:
-    replay(const hobbit_route * routes, const hobbit_simulation & options, const precision_costs & costs) :
+    replay(const hobbit_route * routes, const hobbit_simulation & options, const settings & given,
+           const precision_costs & costs) :
         routes_(routes),
         options_(options),
+        settings_(given),
         costs_(costs),
-        is_bound_(options.policy == std::string(BELADY)),
-        numbers_(numbers_in(options)) {}
+        is_bound_(options.belady != 0),
+        numbers_(given.thresholds()) {}
 
     status run(const std::vector<route_batch> & batches, hobbit_simulation_result & result) {
-        HOBBIT_TRY(judge_.open(options_));
+        HOBBIT_TRY(judge_.open(options_, settings_));
         make_parts(batches);
         for (const route_batch & batch : batches) {
             for (const int32_t sequence : batch.begins) {
@@ -270,16 +265,16 @@ class replay {
             policy_ = std::move(bound);
         } else {
             policy_options of;
-            of.name      = options_.policy;
+            of.name      = settings_.policy();
             of.n_layers  = options_.n_layers;
             of.n_experts = options_.n_experts;
             of.n_used    = options_.n_used;
             of.seed      = options_.seed;
-            std::copy(std::begin(options_.weights), std::end(options_.weights), of.weights.begin());
-            of.prior = prior_;
-            policy_  = registered_policy::make(of);
+            of.weights   = settings_.weights();
+            of.prior     = prior_;
+            policy_      = registered_policy::make(of);
         }
-        rule_ = registered_rule::make({ options_.rule, &costs_, options_.bits_low / options_.bits_high });
+        rule_ = registered_rule::make({ settings_.rule(), &costs_, options_.bits_low / options_.bits_high });
         step_.emplace(*rule_, *policy_);
         add_set(tier_id::high, options_.slots_high);
         add_set(tier_id::low, options_.slots_low);
@@ -341,8 +336,8 @@ class replay {
                           result_);
         const residency is_resident = [&](expert_id id, tier_id tier) { return set(tier).contains(id); };
 
-        const std::vector<rule_numbers> thresholds(size_t(routing.n_tokens), numbers_);
-        std::vector<uint32_t>           sequences; // [token]
+        const std::vector     thresholds(size_t(routing.n_tokens), numbers_);
+        std::vector<uint32_t> sequences; // [token]
         for (size_t i = first; i < last; i += size_t(routing.n_used)) {
             sequences.push_back(batch.numbers.at(routes_[i].sequence));
         }
@@ -387,17 +382,15 @@ class replay {
 
     void drop_least() {
         const auto & residents = set(tier_id::high).residents();
-        expert_id    least     = residents[0];
-        for (const expert_id & id : residents) {
-            if (policy_->value(id, tier_id::high, 0) < policy_->value(least, tier_id::high, 0)) {
-                least = id;
-            }
-        }
-        set(tier_id::high).erase(least);
+        const auto   is_less   = [&](const expert_id & a, const expert_id & b) {
+            return policy_->value(a, tier_id::high, 0) < policy_->value(b, tier_id::high, 0);
+        };
+        set(tier_id::high).erase(*std::min_element(residents.begin(), residents.end(), is_less));
     }
 
     const hobbit_route *      routes_;
     const hobbit_simulation & options_;
+    const settings &          settings_;
     const precision_costs &   costs_;
     const bool                is_bound_;
     const rule_numbers        numbers_;
@@ -417,15 +410,43 @@ class replay {
 
 } // namespace
 
-status simulate(const hobbit_route * routes, size_t n_routes, const hobbit_simulation & options,
-                hobbit_simulation_result & result) {
-    result = {};
-    std::vector<route_batch> batches;
-    precision_costs          costs;
-    HOBBIT_TRY(check_options(options));
-    HOBBIT_TRY(read_costs(options, costs));
-    HOBBIT_TRY(find_batches(routes, n_routes, options, batches));
-    return replay(routes, options, costs).run(batches, result);
+} // namespace hobbit
+
+using namespace hobbit;
+
+bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes, const struct hobbit_simulation * options,
+                     struct hobbit_simulation_result * result, char * err, size_t err_size) {
+    *result = {};
+    return report_call("cannot simulate", err, err_size, [&]() -> status {
+        settings                 given;
+        std::vector<route_batch> batches;
+        precision_costs          costs;
+        HOBBIT_TRY(given.apply(options->settings, options->n_settings));
+        HOBBIT_TRY(check_options(*options, given));
+        HOBBIT_TRY(read_costs(*options, given, costs));
+        HOBBIT_TRY(find_batches(routes, n_routes, *options, batches));
+        return replay(routes, *options, given, costs).run(batches, *result);
+    });
 }
 
-} // namespace hobbit
+bool hobbit_simulated_pools(const struct hobbit_simulation * options, double capacity, uint32_t * high, uint32_t * low,
+                            char * err, size_t err_size) {
+    constexpr double unit = 1 << 20; // an expert in high precision, where bytes are shares of one
+    return report_call("cannot simulate", err, err_size, [&]() -> status {
+        settings given;
+        HOBBIT_TRY(given.apply(options->settings, options->n_settings));
+        HOBBIT_TRY(check_options(*options, given));
+        if (!(capacity >= 0.0 && capacity <= 1.0)) {
+            return status::error("the capacity is %g: make it 0 to 1", capacity);
+        }
+        pool_demand demand;
+        demand.slot_size = { uint64_t(unit), uint64_t(std::nearbyint(options->bits_low / options->bits_high * unit)) };
+        demand.n_experts = options->n_layers * options->n_experts;
+        demand.n_used    = options->n_used;
+        const auto       bytes = uint64_t((demand.n_experts * capacity + 1e-9) * unit); // 0.29 of 100 is 29
+        const pool_slots slots = divide_pools(given.bounds(), demand, bytes);
+        *high                  = slots[tier_id::high];
+        *low                   = slots[tier_id::low];
+        return {};
+    });
+}

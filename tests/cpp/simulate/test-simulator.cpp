@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "simulate/simulator.h"
-
 #include "fixtures/routes.h"
 #include "policy/cache-policy.h"
 
@@ -20,15 +18,6 @@ static uint64_t hits(const std::string & text, const char * policy, uint32_t n_s
     CHECK(r.hits_low + r.misses_low + r.skipped == 0);
     CHECK(r.penalty == double(r.misses_high));
     return r.hits_high;
-}
-
-static std::string error(const route_list & routes, const hobbit_simulation & o) {
-    hobbit_simulation_result result;
-    result.hits_high = 7;
-    char err[512]    = "";
-    CHECK_FALSE(hobbit_simulate(routes.data(), routes.size(), &o, &result, err, sizeof(err)));
-    CHECK(result.hits_high == 0);
-    return err;
 }
 
 //
@@ -81,8 +70,8 @@ TEST_CASE("what earlier runs used fills the pools, the most used experts first")
     CHECK(run(letters("BC"), o).hits_high == 2);
     CHECK(run(letters("A"), o).hits_high == 0);
     CHECK(run(letters("ABC"), o).hits_high == 1); // A takes the place of C
-    o.policy = "belady";
-    CHECK(contains(error(letters("A"), o), "belady"));
+    o.belady = 1;
+    CHECK(contains(refusal(letters("A"), o), "belady"));
 }
 
 TEST_CASE("uncounted tokens warm the cache") {
@@ -107,10 +96,10 @@ TEST_CASE("when the layer in hand fills the pool, what does not fit is served wi
     }
     for (const std::string & name : policies_without_prior()) {
         CAPTURE(name);
-        const hobbit_simulation_result r = run(routes, options(name.c_str(), 1, 4, 3, 2));
+        const hobbit_simulation_result r = run(routes, options(name, 1, 4, 3, 2));
         CHECK(r.hits_high == 4); // two of three, from the second token on
         CHECK(r.misses_high == 5);
-        CHECK(run(routes, options(name.c_str(), 1, 4, 3, 3)).hits_high == 6);
+        CHECK(run(routes, options(name, 1, 4, 3, 3)).hits_high == 6);
     }
 }
 
@@ -214,8 +203,7 @@ static uint64_t hits_by_frequency(const route_list & routes) {
         with_second_layer.push_back(r);
     }
     hobbit_simulation o = options("hobbit", 2, 26, 1, 3);
-    o.weights[0]        = 0.0;
-    o.weights[1]        = 1.0;
+    set(o, "hobbit.w_lfu", 1.0); // the others are then 0
     return run(with_second_layer, o).hits_high - (routes.size() - 1);
 }
 
@@ -310,7 +298,7 @@ TEST_CASE("nothing beats belady, and everything is counted once") {
         CHECK(bound.hits_high + bound.misses_high == n_counted);
         for (const std::string & name : policies_without_prior()) {
             CAPTURE(name);
-            c.simulation.policy              = name.c_str();
+            set_policy(c.simulation, name);
             const hobbit_simulation_result r = run(c.routes, c.simulation);
             CHECK(r.hits_high + r.misses_high == n_counted);
             CHECK(r.hits_high <= bound.hits_high);
@@ -403,20 +391,23 @@ TEST_CASE("options that cannot be are refused") {
     const auto       with   = [&](auto change) {
         hobbit_simulation o = options("lru", 1, 26, 1, 2);
         change(o);
-        return error(routes, o);
+        return refusal(routes, o);
     };
-    CHECK(contains(with([](auto & o) { o.policy = "best"; }), "hobbit.policy is 'best': choose one of "));
-    CHECK(contains(with([](auto & o) { o.policy = nullptr; }), "hobbit.policy takes a text"));
-    CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[1] = 0.5; }), "sum to 1.5"));
-    CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[0] = 2.0; }), "hobbit.w_lru is 2"));
-    CHECK(contains(with([](auto & o) { o.policy = "hobbit", o.weights[2] = NAN; }), "is nan"));
-    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t1", 0.8), set_number(o, "hobbit.t2", 0.5); }),
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.policy", "best"); }), "hobbit.policy is 'best': choose one of "));
+    CHECK(contains(with([](auto & o) { set(o, { "hobbit.policy", 0.0, nullptr }); }), "hobbit.policy takes a text"));
+    CHECK(contains(with([](auto & o) {
+                       set(o, "hobbit.policy", "hobbit"), set(o, "hobbit.w_lru", 1.0), set(o, "hobbit.w_lfu", 0.5);
+                   }),
+                   "sum to 1.5"));
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.w_lru", 2.0); }), "hobbit.w_lru is 2"));
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.w_lhu", NAN); }), "is nan"));
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.t1", 0.8), set(o, "hobbit.t2", 0.5); }),
                    "hobbit.t1 (0.8) must not be above"));
-    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t1", -0.1); }), "hobbit.t1 is -0.1"));
-    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t2", 1.1); }), "hobbit.t2 is 1.1"));
-    CHECK(contains(with([](auto & o) { set_number(o, "hobbit.t1", NAN); }), "hobbit.t1 is nan"));
-    CHECK(
-        contains(with([](auto & o) { set_number(o, "hobbit.price", 1.0); }), "hobbit.price belongs to the rule price"));
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.t1", -0.1); }), "hobbit.t1 is -0.1"));
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.t2", 1.1); }), "hobbit.t2 is 1.1"));
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.t1", NAN); }), "hobbit.t1 is nan"));
+    CHECK(contains(with([](auto & o) { set(o, "hobbit.rule", "gate"), set(o, "hobbit.price", 1.0); }),
+                   "hobbit.price belongs to the rule price"));
     CHECK(contains(with([](auto & o) { o.bits_low = 0; }), "0 < low <= high"));
     CHECK(contains(with([](auto & o) { o.bits_high = 2; }), "0 < low <= high"));
     CHECK(contains(with([](auto & o) { o.bits_high = INFINITY; }), "0 < low <= high"));
@@ -426,8 +417,8 @@ TEST_CASE("options that cannot be are refused") {
     static const uint32_t too_many[] = { 2 };
     CHECK(contains(with([](auto & o) { o.n_used_by_layer = too_many; }),
                    "layer 0 uses 2 experts per token: make it 1 to 1"));
-    CHECK(contains(with([](auto & o) { o.policy = BELADY, o.slots_low = 1; }), "one pool"));
-    CHECK(contains(with([](auto & o) { o.policy = BELADY, set_number(o, "hobbit.t1", 0.5); }), "one pool"));
+    CHECK(contains(with([](auto & o) { o.belady = 1, o.slots_low = 1; }), "one pool"));
+    CHECK(contains(with([](auto & o) { o.belady = 1, set(o, "hobbit.t1", 0.5); }), "one pool"));
     CHECK(contains(with([](auto & o) { o.bits_high = 0; }), "0 < low <= high"));
 }
 
@@ -442,9 +433,9 @@ TEST_CASE("layers use different numbers of experts") {
     static const uint32_t n_used[] = { 2, 1 };
     for (const char * policy : { "lru", "echo", BELADY }) {
         hobbit_simulation o = options(policy, 2, 3, 2, 6);
-        CHECK(contains(error(routes, o), "has 1 routes in a layer, not 2"));
+        CHECK(contains(refusal(routes, o), "has 1 routes in a layer, not 2"));
         o.n_used_by_layer = n_used;
-        o.predictor       = "paths";
+        set(o, "hobbit.predictor", "paths");
         const auto result = run(routes, o);
         CHECK(result.misses_high == 4);
         CHECK(result.hits_high == 5);
@@ -461,7 +452,7 @@ TEST_CASE("the C interface reports results and errors") {
     CHECK(hobbit_simulate(routes.data(), routes.size(), &o, &result, err, sizeof(err)));
     CHECK(result.hits_high == 1);
 
-    o.policy = "best";
+    set(o, "hobbit.policy", "best");
     CHECK_FALSE(hobbit_simulate(routes.data(), routes.size(), &o, &result, err, sizeof(err)));
     CHECK(std::string(err).size() == sizeof(err) - 1);
     char last[256];
