@@ -37,7 +37,8 @@ from pyhobbit.model.gguf_file import read_gguf
 
 # stock's server in memory without a limit, or mapped under each; ours under each
 ARMS = ("memory", "mapped", "ours")
-_PROMPT, _ANSWER = 16, 48  # tokens
+_PROMPT = 16  # tokens
+_USES = ("hits", "misses")
 _START_S, _ANSWER_S = 900, 1800
 # columns by the record's key, with unit and precision
 COLUMNS = {
@@ -62,10 +63,6 @@ class Heard:
     asked: float
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-
-    def gaps(self) -> list[float]:
-        """Seconds between tokens."""
-        return [after - before for before, after in pairwise(self.times)]
 
 
 @dataclass(frozen=True)
@@ -108,35 +105,31 @@ class Server:
             return json.load(answer)
 
 
-def _spread(name: str, values: Sequence[float]) -> Record:
-    return {f"{name}_s": median(values), f"{name}_95_s": float(np.percentile(values, 95))}
-
-
 def at_once(
     server: Server, arm: str, prompts: Sequence[list[int]], n_tokens: int, alone: Sequence[Any]
 ) -> Record:
     """The figures of clients at the same time. alone: the tokens that each one gets alone."""
 
-    def counters() -> list[float]:
+    def counters() -> np.ndarray:
         cache = server.get("/hobbit") if arm == "ours" else {}
-        names = (("hits_high", "hits_low"), ("misses_high", "misses_low"))
-        read = system.bytes_from_disk(server.process.pid)
-        return [read, *(sum(cache.get(key, 0) for key in keys) for keys in names)]
+        hits, misses = (sum(cache.get(f"{name}_{tier}", 0) for tier in ("high", "low")) for name in _USES)
+        return np.array([system.bytes_from_disk(server.process.pid), hits, misses])
 
     before, start = counters(), time.perf_counter()
     heard = server.together(prompts, n_tokens)
-    n_read, hits, misses = (after - since for after, since in zip(counters(), before, strict=True))
+    n_read, hits, misses = (counters() - before).tolist()
     n_all = sum(len(each.tokens) for each in heard)
     firsts = [each.times[0] - each.asked for each in heard]
+    gaps = [after - since for each in heard for since, after in pairwise(each.times)]
     return {
         "rate": n_all / (max(each.times[-1] for each in heard) - start),
-        **_spread("first", firsts),
+        "first_s": median(firsts), "first_95_s": float(np.percentile(firsts, 95)),
         "first_last_s": max(firsts),
-        **_spread("gap", [gap for each in heard for gap in each.gaps()]),
+        "gap_s": median(gaps), "gap_95_s": float(np.percentile(gaps, 95)),
         "mb_per_token": n_read / 1e6 / n_all,
         "hits": hits / max(1, hits + misses) if arm == "ours" else None,
         "same": sum(each.tokens == own for each, own in zip(heard, alone, strict=False)),
-    }
+    }  # fmt: skip
 
 
 def measure(args: argparse.Namespace, arm: str, limit: float | None, alone: list[Any]) -> Iterator[Record]:
@@ -145,10 +138,10 @@ def measure(args: argparse.Namespace, arm: str, limit: float | None, alone: list
         draw = random_tokens(args.n_vocab)
         prompts = [list(islice(draw, _PROMPT)) for _ in range(max(args.clients))]
         if not alone:
-            alone += [server.together([prompt], args.n_answer)[0].tokens for prompt in prompts]
+            alone += [server.together([prompt], args.tokens)[0].tokens for prompt in prompts]
             server.together([list(islice(draw, 8)) for _ in prompts], 1)  # no slot keeps these
         for n in args.clients:
-            found = at_once(server, arm, prompts[:n], args.n_answer, alone)
+            found = at_once(server, arm, prompts[:n], args.tokens, alone)
             yield {"clients": n, **found, "peak": server.cgroup.peak()}
 
 
@@ -164,7 +157,7 @@ def serving(args: argparse.Namespace, arm: str, share: float | None) -> Iterator
     options += ["--parallel", str(max(args.clients)), "--ctx-size", str(args.ctx)]
     if arm == "ours":
         command = [sys.executable, "-m", "pyhobbit", "serve"]
-        options += ["--memory", str(args.config.usable(limit or 0)), "--t1", "1", "--t2", "1"]
+        options += ["--memory", str(args.config.usable(limit or 0)), "--quality", "lossless"]
     elif arm == "mapped":
         options += ["--no-repack"]  # a second layout would not be mapped
     system.drop_cached(args.config.parts)
@@ -196,16 +189,15 @@ def run(args: argparse.Namespace, tell: Callable[[Record], object]) -> list[Reco
     records: list[Record] = []
     alone: dict[tuple[str, float | None], list[Any]] = {}
     turns = [(arm, limit) for arm in args.arms for limit in ([None] if arm == "memory" else args.limits)]
-    for repetition in range(args.reps):
-        for arm, limit in turns:
-            head = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition}
-            try:
-                for found in measure(args, arm, limit, alone.setdefault((arm, limit), [])):
-                    records.append(head | found)
-                    tell(records[-1])
-            except HobbitError as e:
-                records.append(head | {"clients": 0, "error": str(e)})
+    for repetition, (arm, limit) in ((n, turn) for n in range(args.reps) for turn in turns):
+        head = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition}
+        try:
+            for found in measure(args, arm, limit, alone.setdefault((arm, limit), [])):
+                records.append(head | found)
                 tell(records[-1])
+        except HobbitError as e:
+            records.append(head | {"clients": 0, "error": str(e)})
+            tell(records[-1])
     return records
 
 
@@ -234,16 +226,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limits", type=float, nargs="+", default=[0.25, 0.5, 1.0], metavar="F", help="shares of the file")
     add("--arms", nargs="+", choices=ARMS, default=ARMS, help="stock in memory, stock under limits, ours")
     add("--reps", type=int, default=3, metavar="N", help="repetitions, with medians (default: %(default)s)")
+    add("--tokens", type=int, default=48, metavar="N", help="tokens of an answer (default: %(default)s)")
     add("--ctx", type=int, default=8192, metavar="N", help="context of all clients (default: %(default)s)")
     stock = runner.BenchConfig.stock
     add("--stock", type=Path, default=stock, metavar="DIR", help="programs of make stock")
-    add("--quick", action="store_true", help="one repetition of a few tokens, to try it out")
     system.add_output(parser)
     args = parser.parse_args(arguments)
-    args.n_answer = _ANSWER
-    if args.quick:
-        args.reps, args.n_answer = 1, 8
-    if min(*args.clients, args.reps) <= 0 or not all(0 < share <= 1 for share in args.limits):
+    if min(*args.clients, args.reps, args.tokens) <= 0 or not all(0 < share <= 1 for share in args.limits):
         parser.error("numbers must be positive, and limits shares up to 1")
     runner.require_file(args.model)
     if {*args.arms} != {"ours"} and not (args.stock / "llama-server").exists():
@@ -267,10 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"clients: {e}", file=sys.stderr)
         return 1
     for each in records:
-        n = each["clients"] - each.get("same", each["clients"])
-        what = each.get("error", f"{n} texts are not those alone" if n else "")
-        if what:
-            print(f"clients: {each['arm']} at {each['limit']}: {what}", file=sys.stderr)
+        if "error" in each:
+            print(f"clients: {each['arm']} at {each['limit']}: {each['error']}", file=sys.stderr)
     return int(any("error" in each for each in records))
 
 

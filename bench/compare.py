@@ -20,78 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import files, runner
-from bench.harness.arms import BY_NAME, DEVICE_ARMS, MODELLED, Arm, Tiers, choose_arms
+from bench.harness.arms import BY_NAME, DEVICE_ARMS, MODELLED, Arm, choose_arms
 from bench.harness.devices import Device, Modelled, experts_of
 from bench.harness.runner import BenchConfig, Host
 from bench.harness.system import FOLDER, Output, add_output, option_parser, terminable
 from bench.harness.table import Results, table
 from pyhobbit.cli.main import with_options
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.file_names import calibration_path, sidecar_path
+from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 from pyhobbit.native.paths import LIB_DIR
-from pyhobbit.settings.config import parse_size
-from pyhobbit.settings.papers import PAPERS
-from pyhobbit.settings.resolve import resolved
 
 _ON_DEVICE: dict[str, Any] = {"limits": (0.2, 0.3, 0.5)}
 _ON_MODELLED: dict[str, Any] = {"limits": (0.25,), "reps": 1, "n_warm_up": 64}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of a comparison."""
-    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS}
-    parser.epilog = "\n\n".join(
-        "\n".join([f"{title}:", *(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())])
-        for title, arms in lists.items()
-    )
-    _add_subject(parser)
-    _add_procedure(parser)
-    for name in ("t1", "t2"):  # thresholds of the arms with two tiers
-        what = f"threshold of the rule gate (default: {PAPERS['hobbit'].settings[name]})"
-        parser.add_argument(f"--{name}", type=float, metavar="F", help=what)
-
-
-def _add_subject(parser: argparse.ArgumentParser) -> None:
-    """The options of what is measured: model, tiers, routing and place."""
-    add = parser.add_argument
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--shape", choices=files.SHAPES, help="make a random-weight model of this shape")
-    model.add_argument("--model", type=Path, metavar="FILE", help="measure this GGUF")
-    add("--layers", type=int, metavar="N", help="layers of the shape (default: as in the real model)")
-    add("--type", default="q4_0", metavar="TYPE", help="type of the shape's weights (default: %(default)s)")
-    add("--low", metavar="TYPE", help="also make a low tier of the experts in this type")
-    folder = "folder of generated models, which are reused (default: bench-models)"
-    add("--folder", type=Path, metavar="DIR", help=folder)
-    trace = "replay this routing in every arm (default: the model's own; seeded with --prices)"
-    add("--trace", type=Path, metavar="FILE", help=trace)
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--device", metavar="NAME", help="run on this device, as ggml names it, like CUDA0")
-    prices = "run on a modelled machine: a name of tests/modelled_device/prices, or a path"
-    place.add_argument("--prices", metavar="NAME", help=prices)
-    add("--rpc", metavar="HOST:PORT", help="ggml-rpc-server that offers the device")
-    memory = "host memory of our arms beside a device (default: all experts fit)"
-    add("--memory", type=parse_size, metavar="SIZE", help=memory)
-
-
-def _add_procedure(parser: argparse.ArgumentParser) -> None:
-    """The options of how it is measured."""
-    add = parser.add_argument
-    add("--arms", nargs="+", metavar="NAME", help="arms to run (default: all that the files allow)")
-    limits = "limits as shares of the model (0.15 0.25 0.4 0.6), or of the experts on a device; or none"
-    add("--limits", type=_limit, nargs="*", metavar="F", help=limits)
-    add("--reps", type=int, metavar="N", help="repetitions (default: 5)")
-    prompts = "lengths of the prompts in tokens (default: 16 128 512; with --trace: 16)"
-    add("--prompts", type=int, nargs="+", metavar="N", help=prompts)
-    tokens = "most tokens to decode (default: 64; with --trace: up to 96)"
-    add("--tokens", dest="n_tokens", type=int, metavar="N", help=tokens)
-    warm_up = "most tokens to decode before (default: 32; with --trace: 16)"
-    add("--warm-up", dest="n_warm_up", type=int, metavar="N", help=warm_up)
-    add("--seconds", type=float, metavar="S", help="time limit of decoding (default: 60)")
-    add("--threads", dest="n_threads", type=int, metavar="N", help="compute threads (default: one per core)")
-    add("--stock", type=Path, metavar="DIR", help="libraries of make stock (default: build/stock/bin)")
-    add_output(parser)
 
 
 def _limit(text: str) -> float | None:
@@ -101,13 +43,62 @@ def _limit(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"{text} is no share; give numbers such as 0.25, or none") from None
 
 
+_OPTIONS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+    ("layers N", {"type": int}, "layers of the shape (default: as in the real model)"),
+    ("type TYPE", {"default": "q4_0"}, "type of the shape's weights (default: %(default)s)"),
+    ("low TYPE", {}, "also make a low tier of the experts in this type"),
+    ("folder DIR", {"type": Path}, "folder of generated models, which are reused (default: bench-models)"),
+    ("trace FILE", {"type": Path}, "replay this routing (default: the model's own; seeded with --prices)"),
+    ("rpc HOST:PORT", {}, "ggml-rpc-server that offers the device"),
+    ("arms NAME", {"nargs": "+"}, "arms to run (default: all that the files allow)"),
+    (
+        "limits F",
+        {"type": _limit, "nargs": "*"},
+        "shares of the model, or of the experts on a device; or none",
+    ),
+    ("reps N", {"type": int}, "repetitions (default: 5)"),
+    ("prompts N", {"type": int, "nargs": "+"}, "tokens of prompts (default: 16 128 512; with --trace: 16)"),
+    (
+        "tokens N",
+        {"type": int, "dest": "n_tokens"},
+        "most tokens to decode (default: 64; of a trace up to 96)",
+    ),
+    ("warm-up N", {"type": int, "dest": "n_warm_up"}, "most tokens before (default: 32; of a trace 16)"),
+    ("seconds S", {"type": float}, "time limit of decoding (default: 60)"),
+    ("threads N", {"type": int, "dest": "n_threads"}, "compute threads (default: one per core)"),
+    ("stock DIR", {"type": Path}, "libraries of make stock (default: build/stock/bin)"),
+    ("t1 F", {"type": float}, "threshold of the rule gate (default: 0.6, HOBBIT's)"),
+    ("t2 F", {"type": float}, "the other threshold (default: 0.9)"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of a comparison."""
+    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS}
+    parser.epilog = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())])
+        for title, arms in lists.items()
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--shape", choices=files.SHAPES, help="make a random-weight model of this shape")
+    model.add_argument("--model", type=Path, metavar="FILE", help="measure this GGUF")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--device", metavar="NAME", help="run on this device, as ggml names it, like CUDA0")
+    prices = "run on a modelled machine: a name of tests/modelled_device/prices, or a path"
+    place.add_argument("--prices", metavar="NAME", help=prices)
+    for option, given, what in _OPTIONS:
+        name, metavar = option.split()
+        parser.add_argument(f"--{name}", metavar=metavar, help=what, **given)
+    add_output(parser)
+
+
 def target_of(args: argparse.Namespace) -> Host:
     """The place where the arms run. Raises HobbitError."""
     if args.prices is not None:
         return Modelled.of(args.prices)
     if args.device is None:
         return Host()
-    target = Device(args.device, args.rpc, args.memory)
+    target = Device(args.device, args.rpc)
     target.describe(LIB_DIR)  # before a model is made
     return target
 
@@ -129,7 +120,6 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
                 "--low, --layers and --prices are for a --shape; pyhobbit convert --sidecar adds a low tier"
             )
         model, given["low"] = args.model, own_low_tier(args.model)
-        given["has_costs"] = given["low"] is not None and has_price(model)
         return BenchConfig(model, _arms(args, target, given), **given)
     shape = files.SHAPES[args.shape].scaled(args.layers)
     folder = args.folder or (FOLDER / "models" if is_modelled else Path("bench-models"))
@@ -143,13 +133,11 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
 
 
 def _arms(args: argparse.Namespace, target: Host, given: Mapping[str, Any]) -> tuple[Arm, ...]:
-    tiers: list[Tiers] = ["high"]
-    tiers += ["low"] if given["low"] is not None else []
-    tiers += ["priced"] if given.get("has_costs") else []
+    has_low = given["low"] is not None
     if not isinstance(target, Device):
-        return choose_arms(args.arms, tiers)
+        return choose_arms(args.arms, has_low)
     names = list(MODELLED) if isinstance(target, Modelled) and args.arms is None else args.arms
-    return choose_arms(names, tiers, DEVICE_ARMS)
+    return choose_arms(names, has_low, DEVICE_ARMS)
 
 
 def own_low_tier(model: Path) -> Path | None:
@@ -163,11 +151,6 @@ def own_low_tier(model: Path) -> Path | None:
         )
     sidecar = sidecar_path(model)
     return sidecar if sidecar.exists() else None
-
-
-def has_price(model: Path) -> bool:
-    """True where a calibration beside the model has chosen the rule price."""
-    return calibration_path(model).exists() and resolved(model, {}, "rule") == "price"
 
 
 def compared(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.analysis import quality, routing, speed
 from bench.analysis.part import Part, Run
 from bench.harness import system
-from bench.results import page
+from bench.results import page, read_lines
 from pyhobbit.cli.main import with_options
 from pyhobbit.cli.status import INTERRUPTED
 from pyhobbit.errors import HobbitError
@@ -42,8 +42,6 @@ PARTS: Mapping[str, Part] = {
     "confidence": speed.confidence,
     "prefetch": speed.prefetch,
     "memory": speed.memory,
-    "beams": speed.beams,
-    "stock": speed.stock,
     "rules": quality.rules,
     "types": quality.types,
     "widths": quality.widths,
@@ -79,15 +77,13 @@ class Lines:
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         """Raises HobbitError where the file is of another subject."""
         self._path = path
-        known = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-        if known and known[0] != head:
-            other = next(name for name in head if known[0].get(name) != head[name])
-            raise HobbitError(
-                f"{path} is of another {other}: {known[0].get(other)}; give another folder with --output"
-            )
-        if not known:
+        if not path.exists():
             path.write_text(json.dumps(head) + "\n", encoding="utf-8")
-        self.by_part: dict[str, dict[str, Any]] = {line["part"]: line for line in known[1:]}
+        known, self.by_part = read_lines(path)
+        if other := next((name for name in head if known.get(name) != head[name]), None):
+            raise HobbitError(
+                f"{path} is of another {other}: {known.get(other)}; give another folder with --output"
+            )
 
     def is_done(self, name: str) -> bool:
         return name in self.by_part and "not_run" not in self.by_part[name]
@@ -166,13 +162,13 @@ def main(arguments: list[str] | None = None) -> int:
         given = (args.memory, args.chunks, args.threads, args.reps)
         print(report(Run(args.model, text, file, folder, *given), args.hours, args.parts))
     except HobbitError as e:
-        print(f"report: {with_options(str(e))}", file=sys.stderr)
+        _say(with_options(str(e)))
         return 1
     except KeyboardInterrupt:
         _say("stopped; the same command goes on with what is left")
         return INTERRUPTED
     except OSError as e:
-        print(f"report: {e.filename} cannot be used: {e.strerror}", file=sys.stderr)
+        _say(f"{e.filename} cannot be used: {e.strerror}")
         return 1
     return 0
 

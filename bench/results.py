@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Pages of reports, from the lines of bench/report.py: HTML with plots for one, Markdown for several.
 
-    python -m bench.results docs/results/*.jsonl > docs/results/README.md
-
---html writes each report's own page with its plots as well.
+python -m bench.results docs/results/*.jsonl > docs/results/README.md
 """
 
 import base64
@@ -17,26 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.analysis.listed import LISTED
 from bench.analysis.part import Figure
 from bench.harness.system import option_parser
 from bench.harness.table import markdown
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.files import read_text, write_text
+from pyhobbit.native.files import read_text
 
-try:
-    from matplotlib import style
-    from matplotlib.figure import Figure as Plot
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-except ImportError as e:
-    raise HobbitError(f"the report needs matplotlib ({e}); install it with: pip install matplotlib") from e
-
-# colours that the colour-blind tell apart; the same values give the same picture
-_STYLE: list[Any] = ["default", "tableau-colorblind10", {"font.size": 9, "svg.hashsalt": "report"}]
-_MARKERS = "os^Dv<>p"
-_MOST_LABELS, _MOST_POINTS = 40, 8  # labels of bars, columns of a table
-_UNSEEN = "the engine does not see what it needs in this architecture"
-_LATER = {"not_run": "not asked for yet"}
+_MOST_POINTS = 8  # columns of a table
 _INTRODUCTION = """# Results
 
 Reports of `python bench/report.py MODEL --text FILE` on models and machines, one file of lines each. To add
@@ -45,19 +30,13 @@ and make this page again:
 
     python -m bench.results docs/results/*.jsonl > docs/results/README.md
 
-`--html DIR` writes the pages with all plots; this one has up to eight points of each.
-[bench/README.md](../../bench/README.md#the-report) has the format."""
+It has up to eight points of each plot. [bench/README.md](../../bench/README.md#the-report) has the format."""
 
 
 def page(head: Mapping[str, Any], by_part: Mapping[str, Mapping[str, Any]]) -> str:
     """HTML that needs no other file. by_part: the last line of each part."""
-    shown = {name for line in by_part.values() for each in line.get("figures", ()) for name in each["papers"]}
-    rows = []
-    for name, (part, absent) in LISTED.items():
-        why = by_part.get(part, _LATER).get("not_run", _UNSEEN) if part else absent
-        rows.append({"figure": name, "here": "shown" if name in shown else f"not run: {why}"})
     own = section(head, by_part, draws=True)
-    text = [line if line.startswith("<img ") else escape(line) for line in (*own, "", *markdown(rows))]
+    text = [line if line.startswith("<img ") else escape(line) for line in own]
     title = f"<meta charset='utf-8'><title>The papers on {escape(head['model'])}</title>"
     return "\n".join([f"<!DOCTYPE html>{title}<pre>", *text, "</pre>", ""])
 
@@ -84,7 +63,7 @@ def section(
 
 
 def _rows(figure: Figure) -> list[Mapping[str, Any]]:
-    """A table's own rows; of lines and bars one for each series."""
+    """A table's own rows; of lines one for each series."""
     if figure["kind"] == "table":
         return list(figure["rows"])
     x, label = figure.get("x", []), figure.get("x_label", "")
@@ -99,35 +78,27 @@ def _cell(value: Any) -> str:
 
 
 def _plotted(figure: Figure) -> str:
-    """An SVG in base64."""
-    kind, x, series = figure["kind"], figure.get("x", []), figure.get("series", {})
-    with style.context(_STYLE):
-        plot = Plot(figsize=(7.5, 3.4), layout="constrained")
-        ax = plot.subplots()
-        if kind == "points":
-            ax.scatter(np.array(x, float), np.array(figure["y"], float), s=5, alpha=0.4)
-        elif kind == "map":
-            values = np.array(figure["values"], float)
-            plot.colorbar(ax.imshow(values, aspect="auto", cmap="cividis", interpolation="nearest"), ax=ax)
-        for i, (label, values) in enumerate(series.items()):
-            given: dict[str, Any] = {"label": label, "color": f"C{i % 10}"}
-            if kind == "lines":
-                looks = "--" if label.startswith("by chance") else f"{_MARKERS[i % len(_MARKERS)]}-"
-                ax.plot(x, np.array(values, float), looks, **given)
-            else:
-                width = 0.8 / len(series)
-                ax.bar(np.arange(len(x)) + i * width, np.array(values, float), width, **given)
-        if kind == "bars" and len(x) <= _MOST_LABELS:
-            ax.set_xticks(range(len(x)), x)
-        elif kind == "map" or all(isinstance(each, int) for each in x):
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if len(series) > 1:
-            plot.legend(loc="outside lower center", ncols=min(5, len(series)))
-        ax.set(xlabel=figure.get("x_label", ""), ylabel=figure.get("y_label", ""))
-        for axis, is_share in ((ax.yaxis, figure.get("percent")), (ax.xaxis, figure.get("x_percent"))):
-            if is_share:
-                axis.set_major_formatter(PercentFormatter(1))
-        out = io.BytesIO()
+    """An SVG in base64. Raises HobbitError without matplotlib."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure as Plot
+    except ImportError as e:
+        raise HobbitError(f"the report needs matplotlib ({e}); pip install matplotlib") from e
+    plot = Plot(figsize=(7.5, 3.4), layout="constrained")
+    ax, series = plot.subplots(), figure.get("series", {})
+    if figure["kind"] == "points":
+        ax.scatter(np.array(figure["x"], float), np.array(figure["y"], float), s=5, alpha=0.4)
+    elif figure["kind"] == "map":
+        plot.colorbar(ax.imshow(np.array(figure["values"], float), aspect="auto", cmap="cividis"), ax=ax)
+    for label, values in series.items():
+        ax.plot(
+            figure["x"], np.array(values, float), "--" if label.startswith("by chance") else ".-", label=label
+        )
+    if len(series) > 1:
+        plot.legend(loc="outside lower center", ncols=min(5, len(series)))
+    ax.set(xlabel=figure.get("x_label", ""), ylabel=figure.get("y_label", ""))
+    out = io.BytesIO()
+    with rc_context({"svg.hashsalt": "report"}):  # the same values give the same picture
         plot.savefig(out, format="svg", metadata={"Date": None})
     return base64.b64encode(out.getvalue()).decode()
 
@@ -146,20 +117,13 @@ def read_lines(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the page; returns the exit status."""
     parser = option_parser(__doc__)
-    add = parser.add_argument
-    add("lines", type=Path, nargs="+", metavar="LINES", help="lines.jsonl of a report")
-    add("--html", type=Path, metavar="DIR", help="folder for a page with plots of each")
-    args = parser.parse_args(arguments)
+    parser.add_argument("lines", type=Path, nargs="+", metavar="LINES", help="lines.jsonl of a report")
     try:
-        reports = {path: read_lines(path) for path in sorted(args.lines)}
-        sections = (line for each in reports.values() for line in ("", *section(*each)))
-        for path, (head, by_part) in reports.items() if args.html else ():
-            args.html.mkdir(parents=True, exist_ok=True)
-            write_text(args.html / f"{path.stem}.html", page(head, by_part))
+        reports = [read_lines(path) for path in sorted(parser.parse_args(arguments).lines)]
     except HobbitError as error:
         print(f"results: {error}", file=sys.stderr)
         return 1
-    print("\n".join([_INTRODUCTION, *sections]))
+    print("\n".join([_INTRODUCTION, *(line for each in reports for line in ("", *section(*each)))]))
     return 0
 
 

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Observations of Mixture-of-Experts models, computed from the routing of a run.
 
-Pure: arrays in, arrays out. T tokens in the order of the run, S sequences, L layers with routed experts, K
-experts used per token as the router ranked them, E experts of a layer, D values of the router's input.
+Pure: arrays in, arrays out. T tokens in the order of the run, L layers with routed experts, K experts used
+per token as the router ranked them, E experts of a layer, D values of the router's input.
 Figures without a name of a paper are HOBBIT's (arXiv 2411.01433).
 """
 
-from math import comb
 from typing import NamedTuple
 
 import numpy as np
 
 from pyhobbit.model.router import Router
-from pyhobbit.routing.rules import FLOAT, HIGH
+from pyhobbit.routing.rules import FLOAT
 
 MAX_AHEAD = 4
 """Layers that a prediction looks ahead at most."""
@@ -44,16 +43,6 @@ def _pearson(a: np.ndarray, b: np.ndarray) -> float:
     known = ~np.isnan(b)
     with np.errstate(invalid="ignore"):
         return float(np.corrcoef(a[known], b[known])[0, 1])
-
-
-def similarity(inputs: np.ndarray) -> np.ndarray:
-    """Mean cosine of router inputs [T, L, D] of layers l and l + d (Fig. 7a): [MAX_AHEAD, L], row d - 1."""
-    norms = np.linalg.norm(inputs, axis=2, keepdims=True)
-    units = np.divide(inputs, norms, out=np.zeros_like(inputs), where=norms > 0)
-    result = np.full((MAX_AHEAD, inputs.shape[1]), np.nan)
-    for ahead, layer in _looks(inputs.shape[1]):
-        result[ahead - 1, layer] = np.einsum("td,td->t", units[:, layer], units[:, layer + ahead]).mean()
-    return result
 
 
 class Prediction(NamedTuple):
@@ -105,56 +94,6 @@ def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     return (chosen[:, :, None] == predicted[:, None, :]).any(axis=2)
 
 
-class Reuse(NamedTuple):
-    """Use of a token's experts by the next token of its sequence (Fig. 10a): [L].
-
-    top1, any_: shares of such pairs in which its best expert is used again, and at least one of its experts.
-    chance_*: were all experts equally likely.
-    """
-
-    top1: np.ndarray
-    any_: np.ndarray
-    chance_top1: float
-    chance_any: float
-
-
-def reuse(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> Reuse:
-    """Experts that the next token uses again. experts: [T, L, K]; sequences: [T], one with two tokens."""
-    pairs = np.flatnonzero(sequences[1:] == sequences[:-1])
-    now, following = experts[pairs], experts[pairs + 1]
-    again = [_overlap(_used(now, layer), _used(following, layer)) for layer in range(experts.shape[1])]
-    n_used = [of.shape[1] for of in again]
-    none = np.mean([comb(n_experts - k, k) / comb(n_experts, k) for k in n_used])
-    top1, any_ = (np.array([of.mean() for of in each]) for each in (
-        [of[:, 0] for of in again], [of.any(axis=1) for of in again]
-    ))  # fmt: skip
-    return Reuse(top1, any_, float(np.mean(n_used)) / n_experts, 1 - float(none))
-
-
-def preference(
-    experts: np.ndarray, sequences: np.ndarray, n_experts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The experts that each sequence prefers (Fig. 10b).
-
-    Returns frequencies [S, L, E], shares of a sequence's selections in a layer, S sequences in the order of
-    their first tokens; distances [L], shares of selections by which a sequence's use differs from the use of
-    all (total variation), means over sequences; and these with tokens dealt to sequences at random.
-    experts: [T, L, K]; sequences: [T].
-    """
-    dealt = np.random.default_rng(0).permutation(sequences)
-    frequency, by_chance, overall = (
-        _frequency(experts, each, n_experts) for each in (sequences, dealt, np.zeros_like(sequences))
-    )
-    distance, chance = (np.abs(of - overall).sum(axis=2).mean(axis=0) / 2 for of in (frequency, by_chance))
-    return frequency, distance, chance
-
-
-def _frequency(experts: np.ndarray, sequences: np.ndarray, n_experts: int) -> np.ndarray:
-    order = list(dict.fromkeys(sequences.tolist()))
-    uses = np.stack([uses_of(experts[sequences == each], n_experts) for each in order])
-    return uses / uses.sum(axis=2, keepdims=True)
-
-
 def uses_of(experts: np.ndarray, n_experts: int) -> np.ndarray:
     """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
     return np.stack([np.bincount(of[of >= 0], minlength=n_experts) for of in experts.swapaxes(0, 1)])
@@ -173,20 +112,6 @@ def path_shares(experts: np.ndarray) -> np.ndarray:
     """
     _, counts = np.unique(experts[:, :, 0], axis=0, return_counts=True)
     return np.sort(counts)[::-1] / len(experts)
-
-
-def high_use(
-    experts: np.ndarray, precisions: np.ndarray, n_experts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Uses of each expert, and those in high precision (Fig. 11a): counts [L, E]. The third result is the
-    share of pairs of experts that LFU and LHU order differently: [L].  experts, precisions: [T, L, K]."""
-    uses = uses_of(experts, n_experts)
-    # A number past the last expert collects what is not in high precision.
-    high = uses_of(np.where(precisions == HIGH, experts, n_experts), n_experts + 1)[:, :n_experts]
-    first, second = np.triu_indices(n_experts, 1)
-    by_layer = zip(uses, high, strict=True)  # all pairs of many experts at once take much memory
-    differs = [np.mean((u[first] - u[second]) * (h[first] - h[second]) < 0) for u, h in by_layer]
-    return uses, high, np.array(differs)
 
 
 def threshold_for_share(scores: np.ndarray, share: float) -> float:

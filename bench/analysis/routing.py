@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from statistics import median
-from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.report import placement_hits
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
-from pyhobbit.routing.rules import decide, shares, unimportance
+from pyhobbit.routing.rules import unimportance
 from pyhobbit.routing.trace import BELADY, Simulation, policy_names, read_trace, simulate
 from pyhobbit.settings.config import SamplingConfig, format_size
 from pyhobbit.settings.papers import PAPERS
@@ -79,34 +77,10 @@ def _gates(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
         title = f"gate weight and output, by layers' means: r {r:.3f}, by layer {low:.2f} to {high:.2f}"
         axes = {"x_label": "|G|", "y_label": "|G E(x)|"}
         yield figure("points", "HOBBIT Fig. 5a", title, x=gate[some], y=output[some], **axes)
-    scores = unimportance(seen.weights)
-    mix = shares(decide(scores[:, seen.is_used], T1, T2))
-    places = np.linspace(0, 1, 51)
-    ranked = np.sort(scores[:, seen.is_used], axis=None)
-    up_to = {"selections with a score up to x": np.searchsorted(ranked, places, "right") / ranked.size}
-    title = f"scores of Eq. 2; at {T1} and {T2} {mix[0]:.0%} high, {mix[1]:.0%} low, {mix[2]:.0%} skipped"
-    yield figure("lines", "HOBBIT Fig. 5b", title, x=places, series=up_to, x_label="score", percent=True)
-    uses, in_high, differs = figures.high_use(seen.experts, decide(scores, T1, T2), run.file.n_experts)
-    i = int(differs.argmax())
-    title = f"uses in layer {blocks[i]}, where LFU and LHU differ most"
-    series = {"all uses": uses[i], "in high precision": in_high[i]}
-    experts = list(range(run.file.n_experts))
-    yield figure("bars", "HOBBIT Fig. 11a", title, x=experts, series=series, x_label="expert")
 
 
 def _uses(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
     n_experts = run.file.n_experts
-    again = figures.reuse(seen.experts, seen.sequences, n_experts)
-    chances = {"at least one": again.chance_any, "the best one": again.chance_top1}
-    series: dict[str, Any] = {"at least one": again.any_, "the best one": again.top1}
-    series |= {f"by chance, {name}": [chance] * len(blocks) for name, chance in chances.items()}
-    yield by_layer("HOBBIT Fig. 10a", "experts that the next token uses again", blocks, series, percent=True)
-    frequency, distance, by_chance = figures.preference(seen.experts, seen.sequences, n_experts)
-    i = int(distance.argmax())
-    title = f"uses by sequence in layer {blocks[i]}: {distance[i]:.0%} of the selections differ from "
-    title += f"all sequences' mean, by chance {by_chance[i]:.0%}"
-    axes = {"x_label": "expert", "y_label": "sequence"}
-    yield figure("map", "HOBBIT Fig. 10b, DAOP Fig. 4", title, values=frequency[:, i], **axes)
     of_paths = np.cumsum(figures.path_shares(seen.experts))
     share = (np.searchsorted(of_paths, 0.99) + 1) / len(of_paths)
     some = np.unique(np.linspace(0, len(of_paths) - 1, 60).astype(int))
@@ -166,9 +140,6 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
     def by_distance(rows: np.ndarray) -> dict[str, Any]:
         return {f"{i} ahead": row for i, row in enumerate(rows, 1) if not np.isnan(row).all()}
 
-    series = by_distance(figures.similarity(seen.inputs))
-    title = "cosine of the router inputs of a layer and of later ones"
-    yield by_layer("HOBBIT Fig. 7a", title, blocks, series)
     chosen = seen.experts[seen.input_tokens]
     if routers is None or figures.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
         return
@@ -187,7 +158,6 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
         recall.append({"predictor": name, "recall": simulate(routes(seen, slice(None)), judged).recall})
     yield table("EdgeMoE Fig. 8", "experts of the next layer that are named, learning on", recall)
     yield from _stored_paths(seen, shape)
-    yield _stacked(seen.inputs, routers)
 
 
 def _stored_paths(seen: Observations, shape: tuple[int, int, int]) -> Iterator[Figure]:
@@ -211,21 +181,6 @@ def _stored_paths(seen: Observations, shape: tuple[int, int, int]) -> Iterator[F
         found = simulate(parts["all"], replace(judged, prefetch_bar=bar))
         rows.append({"bar": bar, "recall": found.recall, "precision": found.precision_on_misses})
     yield table("EdgeMoE Fig. 8", "experts that paths-exact names above a bar (prefetch_bar)", rows)
-
-
-def _stacked(inputs: np.ndarray, routers: list[Router]) -> Figure:
-    """Times of p routers' products, one after the other and as one, in numpy on this CPU."""
-    token = np.ascontiguousarray(inputs[0, 0])
-    weights = [np.ascontiguousarray(each.weight, np.float32) for each in routers]
-    rows = []
-    for p in range(1, min(figures.MAX_AHEAD, len(weights)) + 1):
-        work = {"one by one, us": weights[:p], "stacked, us": [np.concatenate(weights[:p])]}
-        row: dict[str, float] = {"routers": p}
-        for name, of in work.items():
-            given = {"of": of, "token": token}
-            row[name] = 1e6 * median(repeat("for m in of: m @ token", number=1, repeat=200, globals=given))
-        rows.append(row)
-    return table("HOBBIT Fig. 17a", "routers of p layers, in numpy", rows)
 
 
 def skipping(run: Run) -> list[Figure]:

@@ -14,27 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from bench import compare
-from bench.analysis.part import SHARE, Figure, Run, calibrated, figure, table
-from bench.harness import runner
-from bench.harness.arms import BY_NAME
-from bench.harness.table import Results
-from pyhobbit.engine.engine import Engine
+from bench.analysis.part import Figure, Run, calibrated, figure, table
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.model_file import model_parts
 from pyhobbit.quality.evaluate import compare as compared
-from pyhobbit.settings.config import SamplingConfig
 from pyhobbit.settings.papers import settings_of
-from pyhobbit.settings.resolve import resolved
 
 _PROMPT, _WARM_UP, _DECODED, _MARGIN = 64, 128, 96, 8  # tokens; a trial of prefetch takes up to 96
 _PROMPTS = (512, 1024, 2048, 4096)
 _OF_WORDS = 384  # tokens
-_BEAMS = (4, 8, 12)
-_BEAM_TOKENS = 64
 _HIGH: Mapping[str, Any] = {"rule": "gate", "t1": 1.0}
 _LRU: Mapping[str, Any] = {**_HIGH, "policy": "lru", "prefetch": 0}
 Arms = Mapping[str, Mapping[str, Any]]
@@ -220,48 +209,3 @@ def prompts(run: Run) -> list[Figure]:
             speed = n_tokens / took
             found.append({"tokens": n_tokens, "first token, s": took, "token/s": speed, "MB read": read})
     return [table("Twiddler Fig. 5", "prompts in one pass", found)]
-
-
-def beams(run: Run) -> list[Figure]:
-    rows = []
-    for n in (1, *_BEAMS):
-        with Engine(run.model, replace(run.engine(), n_ctx=None, n_beams=n)) as engine:
-            start = time.perf_counter()
-            if n == 1:
-                list(engine.generate(run.text[:100], _BEAM_TOKENS, SamplingConfig(temp=0)))
-            else:
-                engine.beam_search(run.text[:100], n, _BEAM_TOKENS)
-            took, n_steps = time.perf_counter() - start, max(1, engine.stats().generated_tokens)
-        speed = n * n_steps / took
-        rows.append({"beams": n, "steps": n_steps, "step, s": took / n_steps, "token/s of all beams": speed})
-    return [table("Twiddler Fig. 6", "beam search, up to 64 tokens", rows)]
-
-
-def stock(run: Run) -> list[Figure]:
-    """Speed beside unpatched llama.cpp, each in a memory cgroup."""
-    n_bytes = sum(part.size for part in model_parts(run.model))
-    bound = n_bytes - (1 - SHARE) * run.expert_bytes if run.memory is None else run.memory
-    low = compare.own_low_tier(run.model)
-    has_costs = low is not None and calibration_path(run.model).exists()
-    t1, t2 = (resolved(run.model, {"hobbit.rule": "gate"}, name) for name in ("t1", "t2"))
-    wanted = {"ours-hobbit": low is not None, "ours-eq2": has_costs and t1 < 1, "ours-price": has_costs}
-    names = ["stock", "stock-128k", "ours", *(name for name, is_there in wanted.items() if is_there)]
-    config = runner.BenchConfig(
-        run.model,
-        arms=tuple(BY_NAME[name] for name in names),
-        limits=(min(1.0, bound / n_bytes),),
-        low=low,
-        t1=t1,
-        t2=t2,
-        has_costs=has_costs,
-        reps=run.reps,
-        prompts=(16, 128),
-        n_warm_up=_WARM_UP,
-        n_threads=run.n_threads,
-    )
-    results = Results(runner.run(config, lambda _record: None))
-    rows = [row for row in map(results.cells, results.order) if "token/s" in row]
-    if all(row["memory"] == "all" for row in rows):
-        raise HobbitError(f"no arm ran under the limit: {results.errors()[0]}")
-    rows += [{"memory": error} for error in results.errors()]
-    return [table("HOBBIT Fig. 14, HOBBIT Fig. 16", "beside llama.cpp under one limit, random tokens", rows)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Arms of the comparisons. An arm is data: another one is another line here."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -9,20 +9,16 @@ from pyhobbit.errors import ConfigError
 from pyhobbit.settings.config import Setting
 from pyhobbit.settings.papers import PAPERS
 
-Tiers = Literal["high", "low", "priced"]
-
 
 @dataclass(frozen=True)
 class Arm:
     """One way to run the model.
 
-    build: unpatched llama.cpp, or this package's.  fits: everything in memory, without a limit;
-    None: without a limit and under each.  mmap: the model is mapped under a limit (stock).
-    repack: weights may be kept in ggml's repacked layouts, by stock without a limit alone.
-    readahead_kb: of the model's disk, while the arm runs; None leaves it alone.
-    tiers: opened with "high" precision alone, or by the thresholds of the run with a "low" tier beside it, or
-    "priced" by the model's calibration.  settings: of hobbit.h.
-    n_batch: tokens of a prompt per pass; None leaves them to the arm's process (Job).
+    build: unpatched llama.cpp, or this package's.  fits: everything in memory, without a limit; None: without
+    a limit and under each.  mmap: the model is mapped under a limit (stock).  repack: weights may be kept in
+    ggml's repacked layouts, by stock without a limit alone.  readahead_kb: of the model's disk, while the arm
+    runs; None leaves it alone.  low: opened with a low tier, by the run's thresholds.  settings: of hobbit.h.
+    n_batch: tokens of a prompt per pass.
     """
 
     name: str
@@ -32,9 +28,9 @@ class Arm:
     mmap: bool = False
     repack: bool = False
     readahead_kb: int | None = None
-    tiers: Tiers = "high"
+    low: bool = False
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    n_batch: int | None = None
+    n_batch: int = 512
 
 
 def kind(name: str) -> str:
@@ -42,29 +38,31 @@ def kind(name: str) -> str:
     return name.partition("@")[0]
 
 
-def ours(name: str, summary: str, tiers: Tiers = "high", *, fits: bool = False, **settings: Any) -> Arm:
+def ours(name: str, summary: str, *, fits: bool = False, low: bool = False, **settings: Any) -> Arm:
     """An arm of this package with these settings, without their prefix."""
     keys = {f"hobbit.{key}": value for key, value in settings.items()}
-    return Arm(name, summary, "ours", fits=fits, repack=True, tiers=tiers, settings=keys)
+    return Arm(name, summary, "ours", fits=fits, repack=True, low=low, settings=keys)
 
 
-ARMS = (
+def _by_name(*arms: Arm) -> Mapping[str, Arm]:
+    return {arm.name: arm for arm in arms}
+
+
+BY_NAME = _by_name(
     Arm("stock", "llama.cpp: repacked, or mapped under a limit", fits=None, mmap=True, repack=True),
     Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", mmap=True, readahead_kb=128),
     Arm("stock-plain", "llama.cpp, all in memory, plain layouts", fits=True),
     ours("ours-resident", "expert cache that holds every expert", fits=True),
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
     ours("ours", "expert cache, everything in high precision"),
-    ours("ours-eq2", "expert cache, high and low precision by Eq. 2", "low"),
-    ours("ours-hobbit", "as ours-eq2, with HOBBIT's own thresholds", "low", t1=0.6, t2=0.9),
-    ours("ours-price", "as ours-eq2, by the rule price, as calibrated", "priced"),
+    ours("ours-eq2", "expert cache, high and low precision by Eq. 2", low=True),
+    ours("ours-hobbit", "as ours-eq2, with HOBBIT's own thresholds", low=True, t1=0.6, t2=0.9),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
-    ours("ours-eq2-noprefetch", "as ours-eq2, without prefetch", "low", prefetch=0),
+    ours("ours-eq2-noprefetch", "as ours-eq2, without prefetch", low=True, prefetch=0),
     ours("lru", "LRU, without prefetch, as mixtral-offloading", policy="lru", prefetch=0),
     ours("lfu", "LFU, without prefetch", policy="lfu", prefetch=0),
     ours("edgemoe", "the policy of EdgeMoE, without prefetch", policy="edgemoe", prefetch=0),
 )
-BY_NAME: Mapping[str, Arm] = {arm.name: arm for arm in ARMS}
 
 #
 # on a device
@@ -75,51 +73,36 @@ PROFILE = "hobbit.calibrated"  # the setting of an arm that asks for a profile
 _HOBBIT, _TWIDDLER, _DAOP = (dict(PAPERS[name].settings) for name in ("hobbit", "twiddler", "daop"))
 _RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5}  # the rule's own, in place of the run's
 _DEMAND: dict[str, Any] = {"mode": "gpu", "prefetch": 0}
-DEVICE_ARMS: Mapping[str, Arm] = {
-    arm.name: arm
-    for arm in (
-        Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit"),
-        Arm("stock-repacked", "as stock, the others repacked for the CPU (--no-host)", repack=True),
-        ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, **_DEMAND),
-        ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
-        ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
-        ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
-        ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", calibrated=True, **_TWIDDLER),
-        ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced", **_DAOP),
+DEVICE_ARMS = _by_name(
+    Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit"),
+    Arm("stock-repacked", "as stock, the others repacked for the CPU (--no-host)", repack=True),
+    ours(DEMAND, "no cache: room for a token's experts of one layer", fits=True, **_DEMAND),
+    ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
+    ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
+    ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
+    ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", calibrated=True, **_TWIDDLER),
+    ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced", **_DAOP),
+    ours("demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_RANK, **_DEMAND),
+    *(
         ours(
-            "demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_RANK, **_DEMAND
-        ),
-        *(
-            ours(
-                f"hobbit-{mode}-{n}",
-                f"HOBBIT, {n} layers of prefetch",
-                "low",
-                mode=mode,
-                prefetch=n,
-                **_HOBBIT,
-            )
-            for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
-        ),
-        ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", "low", mode="auto"),
-        ours("ours-price", "as ours-eq2, by the rule price, as calibrated", "priced", mode="auto"),
-    )
-}
+            f"hobbit-{mode}-{n}", f"HOBBIT, {n} layers of prefetch",
+            low=True, mode=mode, prefetch=n, **_HOBBIT,
+        )
+        for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
+    ),
+    ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", low=True, mode="auto"),
+)  # fmt: skip
 MODELLED = ("stock", DEMAND, "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")
 
 
 def choose_arms(
-    names: Sequence[str] | None, tiers: Collection[Tiers], arms: Mapping[str, Arm] = BY_NAME
+    names: Sequence[str] | None, has_low: bool, arms: Mapping[str, Arm] = BY_NAME
 ) -> tuple[Arm, ...]:
-    """The arms of these names; None for all that the files allow, which have `tiers`. Raises ConfigError.
-
-    NAME@N is the arm with N tokens of a prompt per pass.
-    """
-    if names is None:
-        return tuple(arm for arm in arms.values() if arm.tiers in tiers)
+    """The arms of these names, NAME@N with N tokens per pass; None: all that the files allow."""
     chosen = {}
-    for name in names:
+    for name in (arm.name for arm in arms.values() if has_low or not arm.low) if names is None else names:
         _, has_batch, n_batch = name.partition("@")
         if kind(name) not in arms or (has_batch and not (n_batch.isdecimal() and int(n_batch))):
             raise ConfigError(f"unknown arm '{name}'; choose one of {', '.join(arms)}")
-        chosen[name] = replace(arms[kind(name)], name=name, n_batch=int(n_batch) if has_batch else None)
+        chosen[name] = replace(arms[kind(name)], name=name, n_batch=int(n_batch or Arm.n_batch))
     return tuple(chosen.values())

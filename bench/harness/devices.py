@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Arms on a device with memory of its own, there or modelled: a limit is its memory for experts.
 
-It has all other weights and the KV cache, and host memory has all experts, but where a bound is given.
+It has all other weights and the KV cache, and host memory has all experts.
 """
 
 import json
@@ -72,14 +72,10 @@ def experts_of(model: Path) -> Experts:
 
 @dataclass(frozen=True)
 class Device(Host):
-    """A device of ggml's.
-
-    rpc: server that offers it, HOST:PORT.  memory: bytes of host memory that the cache's arms may take.
-    """
+    """A device of ggml's. rpc: server that offers it, HOST:PORT."""
 
     name: str
     rpc: str | None = None
-    memory: int | None = None
 
     def describe(self, lib_dir: Path) -> Record:
         """Output of bench.harness.ggml_device, in a process of its own. Raises HobbitError."""
@@ -118,8 +114,6 @@ class Device(Host):
         if turn.arm.build == "stock" and turn.limit is not None:
             return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.name}
-        if self.memory is not None:
-            bound["hobbit.memory"] = self.memory
         if turn.limit is None:  # half a one for alignment
             bound["hobbit.pools"] = int((experts.shape.n_used + 0.5) * experts.largest)
         else:

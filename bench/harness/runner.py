@@ -30,7 +30,6 @@ from pyhobbit.settings.config import CacheConfig, Setting, format_size
 from pyhobbit.settings.resolve import check_settings
 
 _TIMEOUT_S = 3600
-_TRACE_PROMPTS, _TRACE_WARM_UP, _TRACE_TOKENS = (16,), 16, 96  # recorded traces are short
 Record = dict[str, Any]
 
 
@@ -38,9 +37,8 @@ Record = dict[str, Any]
 class BenchConfig:
     """One run. limits: shares of the model file, which the process may hold, or of what else is bounded.
 
-    low: file with the low tier.  t1, t2: thresholds of the arms that use it.  has_costs: a calibration with
-    costs lies beside the model.  stock: folder with the unpatched libllama.so.  trace: routing that every arm
-    replays; None leaves it to the model.  reps: repetitions.
+    low: file with the low tier.  t1, t2: thresholds of the arms that use it.  stock: folder with the
+    unpatched libllama.so.  trace: routing that every arm replays; None leaves it to the model.
     n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
     """
 
@@ -50,7 +48,6 @@ class BenchConfig:
     low: Path | None = None
     t1: float = 0.6  # the paper's, for Mixtral-8x7B
     t2: float = 0.9
-    has_costs: bool = False
     stock: Path = ROOT / "build/stock/bin"
     trace: Path | None = None
     reps: int = 5
@@ -65,19 +62,19 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         check_settings(CacheConfig(t1=self.t1, t2=self.t2).settings())
-        numbers: dict[str, float] = {"reps": self.reps, "tokens": self.n_tokens, "warm-up": self.n_warm_up}
-        numbers |= {"seconds": self.seconds, "threads": self.n_threads or 1}
-        if wrong := next((name for name, value in numbers.items() if value <= 0), None):
-            raise ConfigError(f"--{wrong} takes a positive number")
+        for name, value in (
+            ("reps", self.reps), ("tokens", self.n_tokens), ("warm-up", self.n_warm_up),
+            ("seconds", self.seconds), ("threads", self.n_threads or 1),
+        ):  # fmt: skip
+            if value <= 0:
+                raise ConfigError(f"--{name} takes a positive number")
         if not all(0 < share <= 1 for share in self.limits):
             raise ConfigError("--limits takes shares, above 0 to 1")
         if not self.prompts or min(self.prompts) <= 0:
             raise ConfigError("--prompts takes numbers of tokens")
         for arm in self.arms:
-            if arm.tiers == "low" and self.low is None:
+            if arm.low and self.low is None:
                 raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
-            if arm.tiers == "priced" and not self.has_costs:
-                raise ConfigError(f"the arm {arm.name} needs a --model calibrated by price; or leave it out")
             if arm.build == "stock" and not (self.stock / "libllama.so").exists():
                 raise ConfigError(
                     f"{self.stock} holds no libllama.so for the arm {arm.name}; build stock llama.cpp with "
@@ -146,7 +143,13 @@ class Host:
         """The turn's figures or its "error", with the speed of the disk right before and after: it drifts."""
         before = system.disk_bandwidth(config.model)
         system.drop_cached(config.files)
-        with system.readahead(config.model, turn.arm.readahead_kb), _cgroup(limit) as cgroup:
+        with system.readahead(config.model, turn.arm.readahead_kb), ExitStack() as stack:
+            cgroup = None
+            try:  # without a limit none is needed; where there can be one, it counts the memory
+                cgroup = stack.enter_context(system.memory_cgroup(limit))
+            except system.NoCgroupError:
+                if limit is not None:
+                    raise
             done = start(job(config, turn.arm, limit, routes), cgroup)
             peak = cgroup.peak() if cgroup else None
         after = system.disk_bandwidth(config.model)
@@ -155,10 +158,7 @@ class Host:
 
 
 def run(config: BenchConfig, tell: Callable[[Record], object], target: Host | None = None) -> list[Record]:
-    """Tells a record about the run, then one for each turn.
-
-    A turn that fails has an "error" in place of figures. Raises HobbitError for what no turn can do without.
-    """
+    """Tells a record about the run, then one for each turn: figures or an "error". Raises HobbitError."""
     target = target or Host()
     records = [description(config) | target.head(config)]
     with _routing_file(config, target) as routes:
@@ -185,19 +185,6 @@ def _routing_file(config: BenchConfig, target: Host) -> Iterator[Path]:
         yield path
 
 
-@contextmanager
-def _cgroup(limit: int | None) -> Iterator[system.Cgroup | None]:
-    """Without a limit none is needed; where there can be one, it counts the memory."""
-    with ExitStack() as stack:
-        cgroup = None
-        try:
-            cgroup = stack.enter_context(system.memory_cgroup(limit))
-        except system.NoCgroupError:
-            if limit is not None:
-                raise
-        yield cgroup
-
-
 def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
     """The job for the arm's process. Without a limit our pools may hold everything."""
     bound = {"hobbit.pools": 2 * config.model_bytes}
@@ -212,30 +199,19 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
         repack=arm.repack and (limit is None or arm.build == "ours"),
         fits=limit is None if arm.fits is None else arm.fits,
         n_threads=config.n_threads or processor_cores(),
-        prompts=config.prompts,
         n_batch=arm.n_batch,
-        n_warm_up=config.n_warm_up,
-        n_tokens=config.n_tokens,
-        seconds=config.seconds,
+        **{name: getattr(config, name) for name in ("prompts", "n_warm_up", "n_tokens", "seconds")},
     )
 
 
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
     """Settings of the expert cache, under a bound on its memory."""
-    tiers: dict[str, Setting] = {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
-    if arm.tiers == "low":
-        tiers = {"hobbit.t1": config.t1, "hobbit.t2": config.t2}
-    elif arm.tiers == "priced":
-        tiers = {"hobbit.rule": "price"}
-    if arm.tiers != "high":
+    own: dict[str, Setting] = {"hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU"}
+    own |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
+    if arm.low:
         assert config.low is not None  # BenchConfig refuses the arm without it
-        tiers["hobbit.sidecar"] = config.low.name
-    own: dict[str, Setting] = {
-        "hobbit.enable": True,
-        "hobbit.calibrated": config.has_costs and arm.tiers != "high",  # its division of the pools
-        "hobbit.device": "CPU",
-    }
-    return {**own, **bound, **tiers, **arm.settings}
+        own |= {"hobbit.t1": config.t1, "hobbit.t2": config.t2, "hobbit.sidecar": config.low.name}
+    return {**own, **bound, **arm.settings}
 
 
 def start(
@@ -278,33 +254,25 @@ def reason(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -
 
 def description(config: BenchConfig) -> Record:
     """Context of the figures: model, options, machine, versions."""
-    options = {each.name: getattr(config, each.name) for each in fields(config)}
-    paths = {name: options.pop(name) for name in ("model", "low", "stock", "trace")}
+    paths = ("model", "stock", "trace")
+    options = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in paths}
+    options["arms"] = {arm.name: arm.summary for arm in config.arms}
+    options |= {"low": config.low and config.low.name, "n_threads": config.n_threads or processor_cores()}
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "kind": "run",
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "pyhobbit": version("pyhobbit"),
-        "commit": _commit(),
+        "commit": commit or None,
         "llama_cpp": version("llama-cpp-python"),
         "machine": system.machine(),
         "model": config.model.name,
         "model_bytes": config.model_bytes,
         "moe": asdict(trace.moe_shape(config.model)),
         "routing": f"replayed from {config.trace.name}" if config.trace else "the model's own",
-        "options": options
-        | {"arms": {arm.name: arm.summary for arm in config.arms}, "low": paths["low"] and paths["low"].name}
-        | {"n_threads": config.n_threads or processor_cores()},
+        "options": options,
     }
-
-
-def _commit() -> str | None:
-    """Commit of this checkout, with "+" for changes that are not in it; None outside of one."""
-    if not (ROOT / ".git").exists():
-        return None
-    git = ["git", "-C", str(ROOT)]
-    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    changes = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False)
-    return None if done.returncode else done.stdout.strip() + ("+" if changes.returncode else "")
 
 
 def trace_windows(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,9 +282,9 @@ def trace_windows(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     require_file(path)
     n_rows = trace.n_complete(read_trace(path))
-    windows = {"prompts": _TRACE_PROMPTS, "n_warm_up": _TRACE_WARM_UP, **given}
+    windows = {"prompts": (16,), "n_warm_up": 16, **given}  # recorded traces are short
     n_before = sum(windows["prompts"]) + windows["n_warm_up"]
-    windows.setdefault("n_tokens", max(1, min(_TRACE_TOKENS, n_rows - n_before)))
+    windows.setdefault("n_tokens", max(1, min(96, n_rows - n_before)))
     if (n_needed := n_before + windows["n_tokens"]) > n_rows:
         raise ConfigError(
             f"{path} has {n_rows} tokens, and the prompts, the warm-up and decoding need {n_needed}, since "

@@ -13,8 +13,25 @@ Key = tuple[float | None, str]
 """Limit, None where there is none, and arm."""
 
 _MAPPED = ("stock", "stock-128k")  # stock under a limit means the better of them
-_MISSES, _LAYERS, _DECODED = ("misses_high", "misses_low"), ("layers_computed",), ("n_decoded",)
-_SELECTIONS = ("selections_high", "selections_low", "selections_skipped")
+_SELECTIONS = "selections_high selections_low selections_skipped"
+# counters to be added and divided, format, and factor; n_decoded counts tokens
+_ON_A_DEVICE = {
+    "host hits": ("host_hits_high host_hits_low", "misses_high misses_low", ".1%", 1),
+    "by the CPU": ("selections_cpu", _SELECTIONS, ".0%", 1),
+    "evicted/token": ("evictions", "n_decoded", ".1f", 1),
+    "early": ("selections_early", _SELECTIONS, ".0%", 1),
+    "replaced": ("selections_replaced", _SELECTIONS, ".0%", 1),
+    **{f"{name}/layer": (f"device_{name}", "layers_computed", ".1f", 1)
+       for name in ("launches", "waits", "reads", "copies")},
+    "MB/token moved": ("bytes_transferred", "n_decoded", ".1f", 1e-6),
+    "GB/s": ("bytes_transferred", "transfer_s", ".2f", 1e-9),
+}  # fmt: skip
+# of a modelled machine
+_GROUPS = {
+    "per_layer": ("{}/layer", ".1f"),
+    "per_layer_us": ("{}, us", ".0f"),
+    "idle_us": ("{} idle, us", ".0f"),
+}
 
 
 def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
@@ -39,45 +56,16 @@ def _get(name: str) -> Figure:
     return lambda record: record.get(name)
 
 
-def _by(over: Sequence[str], under: Sequence[str]) -> Figure:
+def _by(over: str, under: str) -> Figure:
     """A sum of counters by another; None where the arm has none of them."""
 
     def ratio(record: Record) -> float | None:
         values = {**record.get("counters", {}), "n_decoded": record.get("n_decoded", 0)}
-        divisor = sum(values.get(name, 0) for name in under)
-        return sum(values[name] for name in over) / divisor if divisor and over[0] in values else None
+        divisor = sum(values.get(name, 0) for name in under.split())
+        names = over.split()
+        return sum(values[name] for name in names) / divisor if divisor and names[0] in values else None
 
     return ratio
-
-
-_COLUMNS: Mapping[str, tuple[Figure, str, float]] = {
-    "prefill token/s": (_get("prefill_tokens_per_second"), ".1f", 1),
-    "hits": (_get("hit_rate"), ".1%", 1),
-    "MB/token": (_get("disk_bytes_per_token"), ".1f", 1e-6),
-    "stall": (_get("stall_share"), ".0%", 1),
-    "peak MB": (_get("peak_bytes"), ".0f", 1e-6),
-}
-_ON_A_DEVICE: Mapping[str, tuple[Figure, str, float]] = {
-    "host hits": (_by(("host_hits_high", "host_hits_low"), _MISSES), ".1%", 1),
-    "by the CPU": (_by(("selections_cpu",), _SELECTIONS), ".0%", 1),
-    "evicted/token": (_by(("evictions",), _DECODED), ".1f", 1),
-    "early": (_by(("selections_early",), _SELECTIONS), ".0%", 1),
-    "replaced": (_by(("selections_replaced",), _SELECTIONS), ".0%", 1),
-    "launches/layer": (_by(("device_launches",), _LAYERS), ".1f", 1),
-    "waits/layer": (_by(("device_waits",), _LAYERS), ".1f", 1),
-    "reads/layer": (_by(("device_reads",), _LAYERS), ".1f", 1),
-    "copies/layer": (_by(("device_copies",), _LAYERS), ".1f", 1),
-    "MB/token moved": (_by(("bytes_transferred",), _DECODED), ".1f", 1e-6),
-    "GB/s": (_by(("bytes_transferred",), ("transfer_s",)), ".2f", 1e-9),
-    "device MB": (_get("device_bytes"), ".0f", 1e-6),
-    "token, ms": (_get("token_ms"), ".2f", 1),
-    "beside, us/layer": (_get("layer_beside_us"), ".0f", 1),
-}
-_GROUPS = {
-    "per_layer": ("{}/layer", ".1f"),
-    "per_layer_us": ("{}, us", ".0f"),
-    "idle_us": ("{} idle, us", ".0f"),
-}
 
 
 class Results:
@@ -100,9 +88,8 @@ class Results:
 
     def bandwidth(self) -> float | None:
         """Bytes per second of direct reads, the median over the repetitions."""
-        known = [
-            rate for group in self._all.values() for r in group if (rate := r.get("disk_bytes_per_second"))
-        ]
+        found = (r.get("disk_bytes_per_second") for group in self._all.values() for r in group)
+        known = [rate for rate in found if rate]
         return median(known) if known else None
 
     def median(self, key: Key, figure: Figure) -> float | None:
@@ -140,7 +127,6 @@ class Results:
         of_speed = _get("tokens_per_second")
         speed, demand = self.median(key, of_speed), self.median((None, DEMAND), of_speed)
         in_memory, under_limit = self.median((None, "stock"), of_speed), self._of_stock(limit, max, of_speed)
-        prompts = self.run["options"]["prompts"]
         figures = {
             "source": self.run.get("source", "-"),
             "device memory" if self.has_device else "memory": "all" if limit is None else f"{limit:.0%}",
@@ -150,16 +136,32 @@ class Results:
             "kept": number(_ratio(speed, in_memory), ".0%"),
             "to stock": number(_ratio(speed, under_limit), ".2f"),
             "to demand": number(_ratio(speed, demand), ".2f"),
-            **{f"first token, {n}": self._first_token(key, str(n)) for n in prompts},
+            **{f"first token, {n}": self._first_token(key, str(n)) for n in self.run["options"]["prompts"]},
         }
-        columns = {**_COLUMNS, **(_ON_A_DEVICE if self.has_device else {"roof": (self._of_roof, ".0%", 1)})}
-        for name, (figure, how, scale) in columns.items():
+        for name, figure, how, scale in self._columns():
             figures[name] = number(self.median(key, figure), how, scale)
         for record in self._good[key][:1]:  # a modelled machine repeats itself
             for group, (title, how) in _GROUPS.items():
                 own = record.get(group, {})
                 figures |= {title.format(name): number(value, how) for name, value in own.items()}
         return {name: cell for name, cell in figures.items() if cell != "-"}
+
+    def _columns(self) -> list[tuple[str, Figure, str, float]]:
+        columns = [
+            ("prefill token/s", _get("prefill_tokens_per_second"), ".1f", 1.0),
+            ("hits", _get("hit_rate"), ".1%", 1),
+            ("MB/token", _get("disk_bytes_per_token"), ".1f", 1e-6),
+            ("stall", _get("stall_share"), ".0%", 1),
+            ("peak MB", _get("peak_bytes"), ".0f", 1e-6),
+        ]
+        if not self.has_device:
+            return [*columns, ("roof", self._of_roof, ".0%", 1)]
+        columns += [(name, _by(of, by), how, scale) for name, (of, by, how, scale) in _ON_A_DEVICE.items()]
+        columns += [
+            ("device MB", _get("device_bytes"), ".0f", 1e-6),
+            ("token, ms", _get("token_ms"), ".2f", 1),
+        ]
+        return [*columns, ("beside, us/layer", _get("layer_beside_us"), ".0f", 1)]
 
     def _first_token(self, key: Key, prompt: str) -> str:
         def took(record: Record) -> float | None:
@@ -203,17 +205,10 @@ def _transport(results: Results) -> str:
     """The disk or the device that the experts come from."""
     run = results.run
     if "prices" in run:
-        limit = run["options"]["limits"][0]
-        auto, stock = (
-            results.median((limit, name), _get("tokens_per_second")) for name in ("ours-auto", "stock")
-        )
-        ratio = _ratio(auto, stock)
-        faster = "the cache" if ratio is not None and ratio >= 1 else "llama.cpp's layers"
-        placement = f"; measured placement: {faster}, {max(1.0, ratio):.2f} of stock" if ratio else ""
-        return f"modelled: {run['prices']}{placement}"
-    if not results.has_device:
-        rate = results.bandwidth()
-        disk = "no direct I/O" if rate is None else f"disk {rate / 1e9:.2f} GB/s by direct reads"
-        return f"{disk}, readahead {run['readahead_kb']} KiB"
-    device = run["device"]
-    return f"{device['name']}: {device['description']}, {device['total_bytes'] / 1e9:.0f} GB"
+        return f"modelled: {run['prices']}"
+    if results.has_device:
+        device = run["device"]
+        return f"{device['name']}: {device['description']}, {device['total_bytes'] / 1e9:.0f} GB"
+    rate = results.bandwidth()
+    disk = "no direct I/O" if rate is None else f"disk {rate / 1e9:.2f} GB/s by direct reads"
+    return f"{disk}, readahead {run['readahead_kb']} KiB"

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -26,7 +26,7 @@ from bench.harness.system import bytes_from_disk
 from bench.harness.trace import random_tokens
 from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
-from pyhobbit.settings.config import EngineConfig, Setting
+from pyhobbit.settings.config import Setting
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
@@ -41,8 +41,7 @@ class Job:
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
     their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
     fits: every expert is brought into memory first.
-    prompts: their lengths.  n_batch: their tokens per pass; None takes what chat would take, and 512 for
-    stock llama.cpp and on a device.
+    prompts: their lengths.  n_batch: their tokens per pass.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
@@ -58,7 +57,7 @@ class Job:
     fits: bool = False
     n_threads: int = 1
     prompts: tuple[int, ...] = (16, 128, 512)
-    n_batch: int | None = None
+    n_batch: int = 512
     n_warm_up: int = 32
     n_tokens: int = 64
     seconds: float = 60.0
@@ -156,10 +155,7 @@ class Session:
         self._draw = random_tokens(self.n_vocab)
 
     def append(self, n_tokens: int) -> float:
-        """Computes n_tokens more, the logits after the last included; returns the seconds.
-
-        A full context begins a new sequence.
-        """
+        """Computes n_tokens more, in a new sequence if this one is full; returns the seconds."""
         if self._n_past + n_tokens > self.n_ctx:
             self.restart()
         tokens = list(islice(self._draw, n_tokens))
@@ -169,7 +165,7 @@ class Session:
         self.llama.llama_synchronize(self.context)
         return time.perf_counter() - start
 
-    def _decode(self, tokens: Sequence[int]) -> None:
+    def _decode(self, tokens: list[int]) -> None:
         self.replay.begin(len(tokens))
         array = (self.llama.llama_token * len(tokens))(*tokens)
         status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
@@ -209,19 +205,6 @@ def fill(params: Any, job: Job, n_ctx: int, n_batch: int) -> None:
     params.n_threads = params.n_threads_batch = job.n_threads
 
 
-def chosen_batch(job: Job, n_ctx: int) -> int:
-    """Tokens of a prompt per pass, as this package's engine chooses them."""
-    least = EngineConfig.batches[0]
-    if job.n_batch is not None or job.lib_dir is not None or job.device is not None:
-        return job.n_batch or least
-    from pyhobbit.engine.plan import lay_out  # with our libraries
-
-    set_context = partial(fill, job=job, n_ctx=n_ctx, n_batch=least)
-    return lay_out(
-        Path(job.model), EngineConfig(), lambda params, _model: set_context(params), None, **job.settings
-    ).n_batch
-
-
 def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
     """Seconds of each token; at least one token."""
     times: list[float] = []
@@ -237,9 +220,9 @@ def measure(job: Job) -> dict[str, Any]:
     longest = max(job.prompts)
     n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens), len(routing["sweep"]))
     libraries = Libraries(job.lib_dir)
-    n_batch, start = chosen_batch(job, n_ctx), time.perf_counter()
+    start = time.perf_counter()
     has_routing = "experts" in routing
-    session = Session(libraries, job, n_ctx, n_batch, replays=job.fits or has_routing)
+    session = Session(libraries, job, n_ctx, job.n_batch, replays=job.fits or has_routing)
     load_s = time.perf_counter() - start
     if job.fits:
         _bring_in(session, routing["sweep"], job)

@@ -77,14 +77,6 @@ def test_equal_norms_correlate_fully() -> None:
 #
 
 
-def test_cosine_of_layers_apart() -> None:
-    inputs = np.array([[[1, 0], [3, 3], [0, 2]]], np.float32)
-    rows = figures.similarity(inputs)
-    np.testing.assert_allclose(rows[0], [np.sqrt(0.5), np.sqrt(0.5), np.nan], rtol=1e-6)
-    np.testing.assert_allclose(rows[1], [0, np.nan, np.nan])
-    assert np.isnan(rows[2:]).all()
-
-
 def test_prediction_counts_best_and_any_of_the_chosen() -> None:
     router = Router(np.eye(3, dtype=np.float32))
     inputs = np.array([[[3, 2, 1], [2, 3, 1]], [[3, 2, 1], [1, 2, 3]]], np.float32)
@@ -121,31 +113,6 @@ def test_experts_come_from_the_best_groups() -> None:
 #
 
 
-def test_reuse_is_counted_within_sequences() -> None:
-    experts = np.array([[0, 1], [1, 2], [0, 3], [3, 0], [3, 1]])[:, None]
-    found = figures.reuse(experts, np.array([0, 0, 0, 1, 1]), 4)
-    # pairs: {0, 1} {1, 2}; {1, 2} {0, 3}; {3, 0} {3, 1}
-    assert found.top1.tolist() == [1 / 3]
-    assert found.any_.tolist() == [2 / 3]
-    assert found.chance_top1 == 0.5
-    assert found.chance_any == pytest.approx(5 / 6)
-
-
-def test_chances_of_reuse_are_those_of_the_paper_for_mixtral() -> None:
-    found = figures.reuse(np.zeros((2, 1, 2), int), np.zeros(2), 8)
-    assert found.chance_top1 == 0.25
-    assert found.chance_any == pytest.approx(0.46, abs=0.005)
-
-
-def test_sequences_that_share_no_expert_are_far_from_the_average() -> None:
-    experts = np.repeat([0, 1, 2, 3], 50)[:, None, None]
-    sequences = np.repeat([7, 7, 3, 3], 50)
-    frequency, distance, by_chance = figures.preference(experts, sequences, 4)
-    assert frequency[:, 0].tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
-    assert distance.tolist() == [0.5]
-    assert by_chance[0] < 0.15
-
-
 def test_uses_are_alike_where_they_are_of_the_same_experts() -> None:
     first, second = np.array([[2, 2, 0], [1, 0, 0], [0, 0, 0]]), np.array([[1, 1, 0], [0, 3, 0], [1, 0, 0]])
     np.testing.assert_allclose(figures.alike(first, second), [1.0, 0.0, np.nan])
@@ -155,15 +122,6 @@ def test_uses_are_alike_where_they_are_of_the_same_experts() -> None:
 def test_paths_are_counted_by_their_best_experts() -> None:
     experts = np.array([[[0, 1], [2, 3]], [[0, 2], [2, 1]], [[0, 1], [3, 2]], [[1, 0], [2, 3]]])
     assert figures.path_shares(experts).tolist() == [0.5, 0.25, 0.25]
-
-
-def test_high_precision_use_by_expert() -> None:
-    experts = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])[:, None]
-    precisions = np.array([[2, 1], [2, 1], [2, 2], [1, 1], [1, 0]], np.uint8)[:, None]
-    uses, high, differs = figures.high_use(experts, precisions, 3)
-    assert uses.tolist() == [[3, 5, 2]]
-    assert high.tolist() == [[3, 1, 0]]
-    assert differs.tolist() == [1 / 3]  # share of the pairs, 0 and 1
 
 
 #
@@ -246,14 +204,13 @@ def _papers(found: list[dict[str, Any]]) -> set[str]:
 @pytest.mark.parametrize(("n_layers", "n_experts", "n_used"), [(12, 64, 8), (2, 4, 1), (1, 4, 2)])
 def test_every_shape_has_a_page(n_layers: int, n_experts: int, n_used: int) -> None:
     found = _figures(n_layers, n_experts, n_used)
-    assert ("HOBBIT Fig. 7a" in _papers(found)) == (n_layers > 1)
-    assert ("HOBBIT Fig. 5b" in _papers(found)) == (n_used > 1)
+    assert ("HOBBIT Fig. 7b" in _papers(found)) == (n_layers > 1)
+    assert ("HOBBIT Fig. 5a" in _papers(found)) == (n_used > 1)
     line = json.loads(json.dumps({"part": "routing", "figures": found}, allow_nan=False))
     shown = page({"model": "<m>"}, {"routing": line})
     assert page({"model": "<m>"}, {"routing": line}) == shown
     assert shown.count("data:image/svg+xml") == sum(each["kind"] != "table" for each in found)
-    assert "| HOBBIT Fig. 10a | shown " in shown
-    assert "| HOBBIT Fig. 15  | not run: it needs a GPU: " in shown
+    assert "**EdgeMoE Fig. 4**: " in shown
     assert "&lt;m&gt;" in shown
     assert "http" not in shown.replace("http://www.w3.org", "")
 
@@ -261,12 +218,10 @@ def test_every_shape_has_a_page(n_layers: int, n_experts: int, n_used: int) -> N
 def test_what_the_engine_does_not_see_is_left_out() -> None:
     blind = _papers(_figures(3, 8, 2, weights=None, output_norms=None, inputs=None))
     assert _papers(_figures(3, 8, 2)) - blind == {
-        *(f"HOBBIT Fig. {n}" for n in ("5a", "5b", "7a", "7b", "11a", "17a")),
-        *("DAOP Fig. 5", "EdgeMoE Fig. 8"),
+        *("HOBBIT Fig. 5a", "HOBBIT Fig. 7b", "DAOP Fig. 5", "EdgeMoE Fig. 8"),
     }
 
 
 def test_routers_that_do_not_explain_the_choice_predict_nothing() -> None:
     seen, routers = _routed(3, 8, 2)
-    found = _papers(list(routing._ahead(seen, seen.layers, routers[::-1])))
-    assert found == {"HOBBIT Fig. 7a"}
+    assert not list(routing._ahead(seen, seen.layers, routers[::-1]))

@@ -30,7 +30,10 @@ def test_every_server_answers_several_clients(model: Path, tmp_path: Path) -> No
         "-m",
         "bench.clients",
         model,
-        "--quick",
+        "--reps",
+        1,
+        "--tokens",
+        8,
         "--ctx",
         1024,
         "--output",
@@ -57,7 +60,7 @@ def test_every_server_answers_several_clients(model: Path, tmp_path: Path) -> No
 
 
 def test_a_server_that_is_killed_for_its_memory_is_named(model: Path) -> None:
-    args = clients.parsed([str(model), "--quick", "--limits", "0.01", "--arms", "ours"])
+    args = clients.parsed([str(model), "--reps", "1", "--limits", "0.01", "--arms", "ours"])
     (record,) = clients.run(args, print)
     assert "status -9" in record["error"]
 

@@ -40,7 +40,7 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         {"part": "routing", "figures": figures, "seconds": 1},
         {"part": "stock", "not_run": "no stock was built"},
     )
-    page = _page(capsys, first, "--html", tmp_path / "pages")
+    page = _page(capsys, first)
     assert "## m.gguf, a CPU, 8G" in page
     assert "**A guess.**" in page
     assert "**HOBBIT Fig. 5a**: r. In the paper: r 0.99." in page
@@ -48,10 +48,10 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "|     | 0   | 14  | 28  | 42  | 57  | 71  | 85  | 99  |" in page
     assert "**EdgeMoE Fig. 7a**: heat. In the paper: one expert in INT2" in page
     assert page.endswith("\n\nNot run: stock, no stock was built.\n\nSeconds of the parts: routing 1.\n")
-    html = (tmp_path / "pages" / "b.html").read_text("utf-8")
+    html = results.page(*results.read_lines(first))
     assert "**EdgeMoE Fig. 7a**: heat" in html
     assert html.count("<img src='data:image/svg+xml;base64,") == 2
-    assert "not run: no stock was built" in html
+    assert "Not run: stock, no stock was built" in html
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", "no json\n", '{"model": "m", "cpu": "c"}\n'])
