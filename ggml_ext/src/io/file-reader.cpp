@@ -11,8 +11,8 @@
 
 namespace hobbit {
 
-static int64_t modified_ns(const struct stat & st) {
-    return int64_t(st.st_mtim.tv_sec) * 1000000000 + st.st_mtim.tv_nsec;
+static bool is_same(const struct stat & a, const struct stat & b) {
+    return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 static status posix_error(const std::string & path, const char * what) {
@@ -36,29 +36,31 @@ status posix_file_reader::open(const std::string & path) {
         return posix_error(path, "open");
     }
 
-    struct stat st;
-    if (fstat(fd, &st) != 0) {
+    auto file    = std::make_unique<open_file>();
+    file->path   = path;
+    file->fd     = fd;
+    file->direct = direct;
+    if (fstat(fd, &file->opened) != 0) {
         const status s = posix_error(path, "examine");
         close(fd);
         return s;
     }
-
-    auto file         = std::make_unique<open_file>();
-    file->path        = path;
-    file->fd          = fd;
-    file->direct      = direct;
-    file->size        = st.st_size;
-    file->modified_ns = modified_ns(st);
     files_.push_back(std::move(file));
     return {};
 }
 
 status posix_file_reader::check_unchanged(const open_file & file) {
     struct stat st;
-    if (fstat(file.fd, &st) != 0) {
+    const bool  is_open = fstat(file.fd, &st) == 0;
+    if (!is_open && errno != EBADF) {
         return posix_error(file.path, "examine");
     }
-    if (st.st_size != file.size || modified_ns(st) != file.modified_ns) {
+    if (!is_open || !is_same(st, file.opened)) {
+        return status::error("this program closed the descriptor by which '%s' is read: load the model again",
+                             file.path.c_str());
+    }
+    if (st.st_size != file.opened.st_size || st.st_mtim.tv_sec != file.opened.st_mtim.tv_sec ||
+        st.st_mtim.tv_nsec != file.opened.st_mtim.tv_nsec) {
         return status::error("'%s' changed while it was in use: load the model again", file.path.c_str());
     }
     return {};
@@ -100,10 +102,8 @@ status posix_file_reader::read_at(uint32_t index, uint64_t offset, size_t size, 
 
 status posix_file_reader::check_in_place() const {
     for (const auto & file : files_) {
-        struct stat opened;
         struct stat now;
-        if (fstat(file->fd, &opened) == 0 && stat(file->path.c_str(), &now) == 0 &&
-            (opened.st_dev != now.st_dev || opened.st_ino != now.st_ino)) {
+        if (stat(file->path.c_str(), &now) == 0 && !is_same(file->opened, now)) {
             return status::error(
                 format("'%s' was replaced while it was opened: load the model again", file->path.c_str()));
         }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <sys/stat.h>
 #include <vector>
 
 namespace hobbit {
@@ -63,8 +64,7 @@ class posix_file_reader final : public file_reader {
         std::string       path;
         int               fd;
         std::atomic<bool> direct;
-        int64_t           size;
-        int64_t           modified_ns;
+        struct stat       opened; // as it was when it was opened
     };
 
     static status check_unchanged(const open_file & file);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <memory>
 #include <string>
 #include <thread>
@@ -111,6 +112,26 @@ TEST_CASE("a file that changes while open is an error of the next read") {
     REQUIRE_FALSE(s.ok());
     CHECK(contains(s, path));
     CHECK(contains(s, "changed while it was in use"));
+}
+
+TEST_CASE("a descriptor that the program closes is no change of the file") {
+    temp_dir             dir;
+    const std::string    path = dir.write("file", pattern(2 * BLOCK));
+    const aligned_memory buf  = aligned(BLOCK);
+    posix_file_reader    reader;
+    const int            own = dup(0); // the next one
+    close(own);
+    REQUIRE(reader.open(path).ok());
+    close(own);
+    const status closed = reader.read_at(0, 0, BLOCK, BLOCK, buf.get());
+    CHECK(contains(closed, "this program closed the descriptor by which '" + path));
+
+    // another file's of the same size and time
+    const std::string other = dir.write("other", std::string(2 * BLOCK, 'x'));
+    std::filesystem::last_write_time(other, std::filesystem::last_write_time(path));
+    REQUIRE(open(other.c_str(), O_RDONLY) == own);
+    const status reused = reader.read_at(0, 0, BLOCK, BLOCK, buf.get());
+    CHECK(contains(reused, "this program closed the descriptor"));
 }
 
 TEST_CASE("a file in the place of an open one is noticed, a removed one is not an error") {
