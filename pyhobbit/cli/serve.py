@@ -163,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
     if not without_model or not _names_model(args.passed_on):
         check_model_arguments(args)
     _check_batch(args.batch, args.passed_on)  # an error comes before a download
+    _check_drafts(args.passed_on)
     server_flags.check_address(args.passed_on)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
     become([str(SERVER), *arguments])
@@ -301,6 +302,13 @@ def _check_batch(n_batch: int | None, passed_on: Sequence[str]) -> None:
     EngineConfig(n_batch=n_batch)
     if n_batch is not None and any_given(_BATCH_FLAGS, passed_on):
         raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
+
+
+def _check_drafts(passed_on: Sequence[str]) -> None:
+    for kind in str(value("--spec-type", passed_on, "")).split(","):
+        of_model = kind.startswith("draft-") and kind != "draft-mtp"
+        if of_model and not any_given(("--model-draft", "--hf-repo-draft"), passed_on):
+            raise ConfigError(f"--spec-type {kind} drafts by another model: give --spec-draft-model FILE")
 
 
 def _names_model(passed_on: Sequence[str]) -> bool:

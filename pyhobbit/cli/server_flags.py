@@ -50,14 +50,18 @@ def listens_at(arguments: Sequence[str]) -> tuple[str, str]:
 def check_address(arguments: Sequence[str]) -> None:
     """Raises HobbitError where it cannot listen: llama-server gives no reason, and takes ports mod 65536."""
     host, port = listens_at(arguments)
-    if host.endswith(".sock") or value("--reuse-port", arguments) is not None:
-        return
-    if not port.isdecimal() or int(port) > 0xFFFF:
-        raise ConfigError(f"--port is {port}; it must be a number from 0 to 65535")
+    if not host.endswith(".sock") and value("--reuse-port", arguments) is None:
+        check_free(host, port)
+
+
+def check_free(host: str, port: str, least: int = 0) -> None:
+    """Raises HobbitError where llama.cpp's programs cannot listen."""
+    if not port.isdecimal() or not least <= int(port) <= 0xFFFF:
+        raise ConfigError(f"--port is {port}; it must be a number from {least} to 65535")
     try:
         family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # llama-server sets it too
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # they set it too
             probe.bind(address)
     except OSError as e:
         raise HobbitError(f"{host}:{port} cannot be used: {e.strerror}; give another --host or --port") from e

@@ -7,24 +7,23 @@ There is no password: use it in a private network alone.
 import argparse
 import os
 import resource
-import socket
 import sys
-from contextlib import closing
 from typing import NoReturn
 
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.cli.server_flags import check_free
+from pyhobbit.errors import ConfigError
 from pyhobbit.native import programs
 from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.settings.config import format_size, parse_size
 
-_HOST, _PORT = "127.0.0.1", 50052
+_HOST, _PORT = "127.0.0.1", "50052"
 _OWN = 64 << 20  # bytes of the process beside what it lends
 _LEAST = 128 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=_HOST, help=f"listen on this address of the machine ({_HOST})")
-    parser.add_argument("--port", type=int, default=_PORT, help=f"listen on this port ({_PORT})")
+    parser.add_argument("--port", default=_PORT, help=f"listen on this port ({_PORT})")
     parser.add_argument("--threads", type=int, help="compute with so many threads (all cores)")
     parser.add_argument(
         "--memory", metavar="SIZE", help="take at most so much memory, such as 8G (all that is free)"
@@ -39,27 +38,15 @@ def run(args: argparse.Namespace) -> NoReturn:
         raise ConfigError("--threads must be at least 1")
     if args.memory is not None:
         _limit(parse_size(args.memory))
-    _check_free(args.host, args.port)
+    check_free(args.host, args.port, 1)
     threads = args.threads or int(processor_cores())
     print(
         f"worker at {args.host}:{args.port}, {threads} threads; the other machine takes it by",
         file=sys.stderr,
     )
     print(f"    pyhobbit chat MODEL --rpc {args.host}:{args.port} --device RPC0", file=sys.stderr)
-    address = ["-H", args.host, "-p", str(args.port)]
+    address = ["-H", args.host, "-p", args.port]
     programs.become([str(BIN_DIR / "ggml-rpc-server"), *address, "-t", str(threads)])
-
-
-def _check_free(host: str, port: int) -> None:
-    try:
-        with closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, OverflowError) as e:
-        reason = getattr(e, "strerror", None) or e
-        raise HobbitError(
-            f"{host}:{port} cannot be listened on ({reason}); give another --port or --host"
-        ) from e
 
 
 def _limit(memory: int) -> None:

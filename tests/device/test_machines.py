@@ -198,8 +198,9 @@ def test_a_worker_keeps_to_its_memory(tiny_gguf: Path, run_pyhobbit: RunPyhobbit
     [
         (("--memory", "10M"), "is too small"),
         (("--threads", "0"), "must be at least 1"),
-        (("--host", "300.1.1.1"), "cannot be listened on"),
-        (("--port", "70000"), "cannot be listened on"),
+        (("--host", "300.1.1.1"), "300.1.1.1:50052 cannot be used"),
+        (("--port", "70000"), "must be a number from 1 to 65535"),
+        (("--port", "0"), "must be a number from 1 to 65535"),
     ],
 )
 def test_a_worker_refuses_what_it_cannot_be(
@@ -211,7 +212,7 @@ def test_a_worker_refuses_what_it_cannot_be(
     with working() as (address, _):
         taken = run_pyhobbit("worker", "--port", address.rpartition(":")[2], timeout=60)
         assert taken.returncode == 1
-        assert "give another --port" in taken.stderr
+        assert "give another --host or --port" in taken.stderr
 
 
 def test_a_model_keeps_its_machine(tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:

@@ -178,6 +178,8 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--memory", "1G", "--mmproj-url", "http://h/m.gguf"), 2, "what --mmproj-url takes is not known"),
         (("--memory", "1G", "-md", "m.gguf"), 2, "what --model-draft takes is not known"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
+        (("--spec-type", "draft-simple"), 2, "draft-simple drafts by another model: give --spec-draft-model"),
+        (("--spec-type", "ngram-mod,draft-eagle3"), 2, "draft-eagle3 drafts by another model"),
         (("--policy", "nope"), 2, "policy is 'nope'; choose one of "),
         (("--ctx-size", "2000000000"), 1, "use a smaller --ctx"),
     ],
