@@ -39,19 +39,15 @@ static int64_t idle_ms() {
 
 // The handlers that requests are mapped to. A router passes requests to the models' servers as they are.
 struct ollama_routes {
-    server_handler chat, completions, embeddings, models, props, adapters;
-    server_handler unload; // a router has it, others null
+    const server_routes & own;
+    server_handler        unload; // a router has it, others null
 };
 
-static std::string time_text(std::time_t t) {
+static std::string time_text(std::time_t t = std::time(nullptr)) {
     std::tm utc;
     char    text[32];
     std::strftime(text, sizeof(text), "%FT%TZ", gmtime_r(&t, &utc));
     return text;
-}
-
-static std::string now() {
-    return time_text(std::time(nullptr));
 }
 
 // 64 hexadecimal digits, by which clients tell models apart: they are the same for the same name and sizes. (FNV-1a)
@@ -84,7 +80,7 @@ struct ollama_res : server_http_res {
 
     // fields: of the message
     json line(const json & fields) const {
-        json   out   = { { "model", model }, { "created_at", now() }, { "done", false } };
+        json   out   = { { "model", model }, { "created_at", time_text() }, { "done", false } };
         json   own   = { { "role", "assistant" }, { "content", "" } };
         json & place = is_chat ? own : out;
         if (!is_chat) {
@@ -202,7 +198,7 @@ static server_http_res_ptr generate(const server_http_req & req, const ollama_ro
             return server_answer(form.last_line({}, "unload"));
         }
         body["model"] = model;
-        auto res      = routes.chat(changed(req, req.path, body));
+        auto res      = routes.own.post_chat_completions(changed(req, req.path, body));
         if (!res->is_stream()) {
             res->data = form.lines(json::parse(res->data));
         }
@@ -212,14 +208,14 @@ static server_http_res_ptr generate(const server_http_req & req, const ollama_ro
     if (is_empty) {
         g_idle_ms = g_keep_ms;
         if (!unloads) {
-            routes.adapters(req); // any task loads a model that sleeps, and its idle time begins anew
+            routes.own.get_lora_adapters(req); // any task loads a model that sleeps, and its idle time begins anew
         }
         return server_answer(form.last_line({}, unloads ? "unload" : "load"));
     }
     const std::string path = is_raw ? "/v1/completions" : "/v1/chat/completions";
     auto              res =
         std::make_unique<ollama_res>(changed(req, path, server_ollama_body(body, is_chat, is_raw)), model, is_chat);
-    res->inner  = (is_raw ? routes.completions : routes.chat)(res->request);
+    res->inner  = (is_raw ? routes.own.post_completions_oai : routes.own.post_chat_completions)(res->request);
     res->finish = [self = res.get()] {
         auto & inner = *self->inner;
         std::string().swap(self->request.body);
@@ -247,7 +243,7 @@ static server_http_res_ptr embed(const server_http_req & req, const ollama_route
     const json        body  = json::parse(req.body);
     const std::string model = server_ollama_name(body);
     const json        input = { { "model", model }, { "input", body.at(is_old ? "prompt" : "input") } };
-    const auto        inner = routes.embeddings(changed(req, "/v1/embeddings", input));
+    const auto        inner = routes.own.post_embeddings_oai(changed(req, "/v1/embeddings", input));
     const json        found = json::parse(inner->data);
     if (found.contains("error")) {
         return server_answer({ { "error", found.at("error").at("message") } }, inner->status);
@@ -271,8 +267,8 @@ static server_http_res_ptr embed(const server_http_req & req, const ollama_route
 
 // One entry for each name of each model, with what handlers tell of it; loaded_only: one for each in memory.
 static json models(const server_http_req & req, const ollama_routes & routes, bool loaded_only) {
-    const json props = routes.unload ? json::object() : json::parse(routes.props(req)->data);
-    const json all   = json::parse(routes.models(req)->data);
+    const json props = routes.unload ? json::object() : json::parse(routes.own.get_props(req)->data);
+    const json all   = json::parse(routes.own.get_models(req)->data);
     json       out   = json::array();
 
     std::error_code   failure;
@@ -325,7 +321,7 @@ static server_http_res_ptr show(const server_http_req & req, const ollama_routes
         if (model.at("name") != name) {
             continue;
         }
-        const json props = routes.unload ? json::object() : json::parse(routes.props(req)->data);
+        const json props = routes.unload ? json::object() : json::parse(routes.own.get_props(req)->data);
         json       out   = model;
         out["template"]  = props.value("chat_template", "");
         // clients look for the context under the architecture's name
@@ -383,13 +379,7 @@ class ollama_hooks : public server_hooks {
 
     void routes(const server_http_context & http, server_routes & own) override {
         const auto          unload = http.handlers.find("/models/unload");
-        const ollama_routes routes = { own.post_chat_completions,
-                                       own.post_completions_oai,
-                                       own.post_embeddings_oai,
-                                       own.get_models,
-                                       own.get_props,
-                                       own.get_lora_adapters,
-                                       unload == http.handlers.end() ? nullptr : unload->second };
+        const ollama_routes routes = { own, unload == http.handlers.end() ? nullptr : unload->second };
         for (const bool is_chat : { true, false }) {
             http.post(is_chat ? "/api/chat" : "/api/generate",
                       api([routes, is_chat](const auto & req) { return generate(req, routes, is_chat); }));

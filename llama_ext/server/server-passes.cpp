@@ -4,6 +4,7 @@
 #include "server-task.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <numeric>
 
@@ -59,20 +60,13 @@ class passes_hooks : public server_hooks {
         n_long_    = pass.n_read;
 
         std::vector<server_slot_view> prompts;
-        for (const auto & slot : slots) {
-            if (slot.n_prompt_batch > 0) {
-                prompts.push_back(slot);
-            }
-        }
+        std::copy_if(slots.begin(), slots.end(), std::back_inserter(prompts),
+                     [](auto & s) { return s.n_prompt_batch > 0; });
         // counters are not read for single tokens
         const auto [done, n_layers] = prompts.empty() ? std::pair(0.0, 0) : server_report_layers();
 
         std::lock_guard<std::mutex> lock(mutex_);
-        prompts_.clear();
-        for (const auto & slot : prompts) {
-            prompts_.push_back({ slot.id, slot.n_prompt, slot.n_tokens - slot.n_prompt_batch, slot.n_prompt_batch,
-                                 int32_t(slot.stats->n_prompt_processed), slot.stats->t_prompt_ms() / 1e3 });
-        }
+        prompts_  = std::move(prompts);
         start_    = seconds();
         n_before_ = done;
         n_layers_ = n_layers * ((n_tokens + pass.n_ubatch - 1) / pass.n_ubatch);
@@ -116,14 +110,17 @@ class passes_hooks : public server_hooks {
         std::lock_guard<std::mutex> lock(mutex_);
         const double                n_done = std::min(std::max(done - n_before_, 0.0), n_layers_);
         for (const auto & prompt : prompts_) {
-            const double n_read = prompt.n_read + prompt.n_pass * (n_layers_ > 0 ? n_done / n_layers_ : 0.0);
-            const double n_left = prompt.n_tokens - (prompt.n_done - prompt.n_read) - n_read;
-            json         one    = {
-                { "slot", prompt.slot },          { "tokens", prompt.n_done },   { "tokens_all", prompt.n_tokens },
-                { "tokens_pass", prompt.n_pass }, { "layers", int64_t(n_done) }, { "layers_all", int64_t(n_layers_) },
-            };
+            const int32_t n_before = prompt.n_tokens - prompt.n_prompt_batch; // in the slot, kept ones included
+            const double  n_pass   = prompt.n_prompt_batch * (n_layers_ > 0 ? n_done / n_layers_ : 0.0);
+            const double  n_read   = double(prompt.stats->n_prompt_processed) + n_pass;
+            const double  n_left   = prompt.n_prompt - n_before - n_pass;
+
+            json one           = { { "slot", prompt.id }, { "tokens", n_before }, { "tokens_all", prompt.n_prompt } };
+            one["tokens_pass"] = prompt.n_prompt_batch;
+            one["layers"]      = int64_t(n_done);
+            one["layers_all"]  = int64_t(n_layers_);
             if (n_read > 0) {
-                one["seconds_left"] = (prompt.seconds + seconds() - start_) * n_left / n_read;
+                one["seconds_left"] = (prompt.stats->t_prompt_ms() / 1e3 + seconds() - start_) * n_left / n_read;
             }
             all.push_back(one);
         }
@@ -131,16 +128,6 @@ class passes_hooks : public server_hooks {
     }
 
   private:
-    // A prompt that a pass reads a part of.
-    struct prompt_part {
-        int32_t slot;
-        int32_t n_tokens; // the whole prompt
-        int32_t n_done;   // tokens read before the pass
-        int32_t n_pass;   // tokens of the pass
-        int32_t n_read;   // tokens computed before the pass
-        double  seconds;  // seconds since its reading began
-    };
-
     // Tokens of long prompts for the next pass, at most n_most, while n_waiting slots wait for a token each. A pass
     // takes all together a few seconds; then these slots get as much time, and 20 tokens, before the next one.
     int32_t tokens(int32_t n_waiting, int32_t n_most) const {
@@ -177,11 +164,11 @@ class passes_hooks : public server_hooks {
     size_t  last_turn_ = 0;
 
     // The pass that is computed. Guarded by mutex_, but for reading by the thread that computes.
-    std::mutex               mutex_;
-    std::vector<prompt_part> prompts_;
-    double                   start_    = 0.0; // seconds()
-    double                   n_before_ = 0.0; // layers computed before the pass
-    double                   n_layers_ = 0.0; // layers of the whole pass
+    std::mutex        mutex_;
+    server_slot_views prompts_;        // slots of which it reads a part; their stats stay as they are meanwhile
+    double            start_    = 0.0; // seconds()
+    double            n_before_ = 0.0; // layers computed before the pass
+    double            n_layers_ = 0.0; // layers of the whole pass
 };
 
 } // namespace

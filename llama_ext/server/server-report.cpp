@@ -8,12 +8,13 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 #include <regex>
 #include <set>
+#include <string_view>
 
 // The server's report on the expert cache: GET /hobbit and /metrics have its counters, and /health tells why it
 // computes nothing any more.
@@ -24,8 +25,6 @@ static struct {
     hobbit_model * model  = nullptr; // holds a reference
     bool           cached = false;
     hobbit_info    info   = {};
-
-    uint64_t checkpoint_bytes = UINT64_MAX;
 
     std::vector<hobbit_resolved_setting> settings; // in the order of hobbit_setting_spec_at
 
@@ -125,14 +124,13 @@ static std::vector<hobbit_value> current_values() {
     return g_cache.cached ? hobbit_values(g_cache.info, read_counters()) : std::vector<hobbit_value>();
 }
 
-// The counters by name; none without an expert cache. REQUIRES: the mutex is held
-static std::map<std::string, double> counters_by_name() {
-    const std::vector<double> &   counters = read_counters();
-    std::map<std::string, double> all;
+// The sum of the counters of these names; 0 without an expert cache
+static double sum_of(const std::vector<double> & counters, std::initializer_list<std::string_view> names) {
+    double sum = 0.0;
     for (size_t i = 0; i < counters.size(); i++) {
-        all[hobbit_counter_at(i)->name] = counters[i];
+        sum += std::count(names.begin(), names.end(), hobbit_counter_at(i)->name) * counters[i];
     }
-    return all;
+    return sum;
 }
 
 // The values as Prometheus text; "" without an expert cache.
@@ -215,20 +213,20 @@ bool server_report_is_cached() {
 
 uint64_t server_report_checkpoint_bytes() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
-    return g_cache.checkpoint_bytes;
+    return g_cache.cached ? g_cache.info.snapshot_bytes : UINT64_MAX;
 }
 
 std::pair<double, int32_t> server_report_layers() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
-    return { counters_by_name()["layers_computed"], g_cache.cached ? int32_t(g_cache.info.n_run_layers) : 0 };
+    return { sum_of(read_counters(), { "layers_computed" }), g_cache.cached ? int32_t(g_cache.info.n_run_layers) : 0 };
 }
 
 // Experts that layers found in memory, and those that they needed, since the model was loaded.
 static std::pair<double, double> uses() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
-    auto                        counters = counters_by_name();
-    const double                hits     = counters["hits_high"] + counters["hits_low"];
-    return { hits, hits + counters["misses_high"] + counters["misses_low"] };
+    const auto &                counters = read_counters();
+    const double                hits     = sum_of(counters, { "hits_high", "hits_low" });
+    return { hits, hits + sum_of(counters, { "misses_high", "misses_low" }) };
 }
 
 //
@@ -259,10 +257,9 @@ class report_hooks : public server_hooks {
             hobbit_unref(g_cache.model);
             g_cache.model = model;
             if (ctx) {
-                g_cache.cached           = model;
-                g_cache.info             = info;
-                g_cache.settings         = std::move(settings);
-                g_cache.checkpoint_bytes = model ? info.snapshot_bytes : UINT64_MAX;
+                g_cache.cached   = model;
+                g_cache.info     = info;
+                g_cache.settings = std::move(settings);
             }
         }
         failure = ctx ? check(ctx) : "";

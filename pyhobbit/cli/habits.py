@@ -5,26 +5,17 @@ import sys
 from collections.abc import Mapping
 
 TAKEN: Mapping[str, str] = {
-    "-b": "--batch",
-    "--batch-size": "--batch",
-    "-ub": "--batch",
-    "--ubatch-size": "--batch",
-    "-c": "--ctx",
-    "--ctx-size": "--ctx",
-    "-cmoe": "--device=CPU",
-    "--cpu-moe": "--device=CPU",
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--batch"),
+    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx"), "--ctx"),
+    **dict.fromkeys(("-cmoe", "--cpu-moe"), "--device=CPU"),
+    **dict.fromkeys(("--predict", "--n-predict", "--max-tokens"), "-n"),
+    **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
     "-ctk": "--cache-type-k",
     "-ctv": "--cache-type-v",
     "-f": "--file",
-    "--num-ctx": "--ctx",
     "-t": "--threads",
     "-s": "--seed",
     "--temperature": "--temp",
-    "--predict": "-n",
-    "--n-predict": "-n",
-    "--max-tokens": "-n",
-    "-sys": "--system",
-    "--system-prompt": "--system",
 }
 
 _LAYERS = "a GPU build puts all layers on the GPU, and --device-memory SIZE limits the experts there"
