@@ -12,8 +12,10 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <regex>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -36,6 +38,9 @@ constexpr uint64_t MAX_PROMPTS = 256;
 
 constexpr uint64_t SMALL_TEXT = 4 << 10; // counts nothing
 constexpr int      KEPT       = MIB;     // bytes that a heap may keep
+
+constexpr const char * FOREIGN_PAGE = "this server answers pages and names of this machine alone: start it with "
+                                      "--api-key KEY, or --cors-origins '*' to answer every page";
 
 constexpr uint64_t LARGEST_BODY = 100 * MIB; // the limit of stock
 constexpr uint64_t NGRAM_TABLE  = 16 * MIB;  // bytes of common_ngram_mod
@@ -199,6 +204,13 @@ uint64_t body_limit() {
     return std::min(LARGEST_BODY, g_bodies.limit());
 }
 
+httplib::Server::HandlerResponse refuse(httplib::Response & res, const char * reason, int status) {
+    const auto answer = server_refusal(reason, status);
+    res.status        = status;
+    res.set_content(answer->data, answer->content_type);
+    return httplib::Server::HandlerResponse::Handled;
+}
+
 // Waits for the memory of a body before it is received, and refuses one that could never fit.
 httplib::Server::HandlerResponse receive(const httplib::Request & req, httplib::Response & res) {
     const uint64_t limit   = body_limit();
@@ -212,10 +224,7 @@ httplib::Server::HandlerResponse receive(const httplib::Request & req, httplib::
     own->held =
         g_bodies.take(size, [&] { return req.is_connection_closed() || std::chrono::steady_clock::now() > end; });
     if (!own->held) {
-        const auto answer = server_refusal("other large requests are being read; ask again", 503);
-        res.status        = answer->status;
-        res.set_content(answer->data, answer->content_type);
-        return httplib::Server::HandlerResponse::Handled;
+        return refuse(res, "other large requests are being read; ask again", 503);
     }
     const_cast<httplib::Request &>(req).body.reserve(chunked ? 0 : size); // else it doubles
     body::here = own;
@@ -239,16 +248,31 @@ void answer_error(bool is_ollama, httplib::Response & res) {
     if (!res.body.empty() || (res.status != 404 && res.status != 413)) {
         return;
     }
-    json error = { { "message", "File Not Found" }, { "type", "not_found_error" }, { "code", 404 } };
-    if (res.status == 413) {
-        error = format_error_response(string_format("the request has more than %zu bytes, for which this server "
-                                                    "has no memory",
-                                                    size_t(body_limit())),
-                                      ERROR_TYPE_INVALID_REQUEST);
-        error["code"] = 413;
-    }
+    const bool is_large = res.status == 413;
+    const auto limit    = std::to_string(body_limit());
+    json       error    = is_large ? format_error_response("the request has more than " + limit +
+                                                               " bytes, for which this server has no memory",
+                                                           ERROR_TYPE_INVALID_REQUEST)
+                                   : format_error_response("File Not Found", ERROR_TYPE_NOT_FOUND);
+    error["code"]       = res.status;
     res.set_content(safe_json_to_str({ { "error", is_ollama ? error.at("message") : error } }),
                     "application/json; charset=utf-8");
+}
+
+// May it ask? A page tells its site as Origin. A server that only this machine reaches has no other name as Host: a
+// foreign site may give its own name this machine's address.
+bool is_trusted(const httplib::Request & req, const common_params & params) {
+    static const std::regex here("(https?://)?(localhost|127\\.0\\.0\\.1|\\[?::1\\]?)(:[0-9]+)?");
+    static const std::regex address("([0-9.]+|\\[[0-9a-f:.]+\\])(:[0-9]+)?");
+
+    const std::string host    = req.get_header_value("Host").substr(0, 256);
+    const std::string page    = req.get_header_value("Origin").substr(0, 256);
+    const auto &      names   = params.hostnames;
+    const auto        is_here = [&](const std::string & name) { return std::regex_match(name, here); };
+    return params.cors_origins != "localhost" || !params.api_keys.empty() || std::getenv("LLAMA_SERVER_ROUTER_PORT") ||
+           ((page.empty() || is_here(page) || page == "http://" + host || page == "https://" + host) &&
+            (host.empty() || is_here(host) || std::regex_match(host, address) ||
+             !std::all_of(names.begin(), names.end(), is_here)));
 }
 
 class requests_hooks : public server_hooks {
@@ -297,9 +321,9 @@ class requests_hooks : public server_hooks {
             answer_error(string_starts_with(req.path, api), res);
         });
         server.set_pre_request_handler(
-            [&server, is_loaded = std::make_shared<std::once_flag>()](const auto & req, auto & res) {
+            [&server, &params, is_loaded = std::make_shared<std::once_flag>()](const auto & req, auto & res) {
                 std::call_once(*is_loaded, [&] { server.set_payload_max_length(body_limit()); }); // the model is
-                return receive(req, res);
+                return is_trusted(req, params) ? receive(req, res) : refuse(res, FOREIGN_PAGE, 403);
             });
     }
 

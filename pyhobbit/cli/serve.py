@@ -41,8 +41,13 @@ if TYPE_CHECKING:
 
 _CONTEXTS = (8192, 16384, 32768)
 _CONTEXT = _CONTEXTS[0]
-# Our defaults differ from its own: the largest context and 8 GiB of old prompts leave the experts no room.
-_DEFAULTS = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None}
+# Its own: the largest context and 8 GiB of old prompts, which leave experts no room, and any page may ask.
+_DEFAULTS = {
+    "--ctx-size": str(_CONTEXT),
+    "--cache-ram": "0",
+    "--metrics": None,
+    "--cors-origins": "localhost",
+}
 _CHECKPOINTS = "32"  # its own default, for each slot
 _SLOTS = 4  # its own default
 # Shown in our help; all others are passed on as well.
@@ -68,22 +73,9 @@ _MODEL_SOURCES = ("--model", "--model-url", "--docker-repo", *several_models.SOU
 _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 # Make it hold another amount of memory than the plan knows of.
 _MEMORY_FLAGS = (
-    *_BATCH_FLAGS,
-    "--cpu-moe",
-    "--device",
-    "--gpu-layers",
-    "--kv-offload",
-    "--kv-unified-per-slot",
-    "--lazy-mode",
-    "--load-mode",
-    "--main-gpu",
-    "--n-cpu-moe",
-    "--override-kv",
-    "--override-tensor",
-    "--rpc",
-    "--split-mode",
-    "--swa-full",
-    "--tensor-split",
+    *(*_BATCH_FLAGS, "--cpu-moe", "--device", "--gpu-layers", "--kv-offload", "--kv-unified-per-slot"),
+    *("--lazy-mode", "--load-mode", "--main-gpu", "--n-cpu-moe", "--override-kv", "--override-tensor"),
+    *("--rpc", "--split-mode", "--swa-full", "--tensor-split"),
 )
 # Load further models, of which nobody knows before what memory they take.
 _FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")

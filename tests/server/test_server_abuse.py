@@ -58,6 +58,56 @@ def test_a_request_without_any_key_is_refused(server: Server) -> None:
             assert b" 401 " in client.makefile("rb").readline(), path
 
 
+@pytest.fixture(scope="module")
+def without_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("without") / "log"
+    with serving(models.tiny(), log, "--pools", "6M", "--ctx-size", 512) as running:
+        yield running
+
+
+def _answer(
+    server: Server, path: str, headers: dict[str, str], method: str = "GET"
+) -> tuple[int, str | None]:
+    """Status, and the page that may read the answer."""
+    with contextlib.closing(server.connection()) as connection:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Access-Control-Allow-Origin")
+
+
+@pytest.mark.parametrize(
+    "path", ["/hobbit", "/v1/models", "/api/tags", "/slots", "/metrics", "/props", "/panel"]
+)
+def test_pages_of_other_sites_learn_nothing(without_key: Server, path: str) -> None:
+    port = without_key.url.rpartition(":")[2]
+    for page in (
+        "https://site.example",
+        "null",
+        "http://localhost.site.example",
+        "http://[::2]",
+        "http://1.2.3.4",
+    ):
+        assert _answer(without_key, path, {"Origin": page}) == (403, None), page
+        assert _answer(without_key, path, {"Origin": page}, "OPTIONS") == (200, None), page
+    for host in (f"site.example:{port}", f"localhost.site.example:{port}", "x" * 4000):  # its own name for us
+        for headers in ({"Host": host}, {"Host": host, "Origin": f"http://{host}"}):
+            assert _answer(without_key, path, headers)[0] == 403, host
+    for page in ("http://localhost:3000", "https://127.0.0.1", f"http://[::1]:{port}"):
+        assert _answer(without_key, path, {"Origin": page}) == (200, page), page
+    for host in (f"localhost:{port}", "127.0.0.1", "[::1]", "10.0.0.2:8080"):
+        assert _answer(without_key, path, {"Host": host})[0] == 200, host
+        assert _answer(without_key, path, {"Host": host, "Origin": f"http://{host}"})[0] == 200, host
+
+
+def test_pages_may_ask_with_the_key_or_by_the_option(server: Server, tmp_path: Path) -> None:
+    headers = {"Origin": "https://site.example", "Host": "site.example"}
+    assert _answer(server, "/v1/models", headers)[0] == 401
+    assert _answer(server, "/v1/models", {**headers, "Authorization": f"Bearer {KEY}"})[0] == 200
+    options = ("--pools", "6M", "--ctx-size", 512, "--cors-origins", "*")
+    with serving(models.tiny(), tmp_path / "log", *options) as running:
+        assert _answer(running, "/v1/models", headers) == (200, "https://site.example")
+
+
 def _connection(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=60)
