@@ -108,6 +108,17 @@ def test_pages_may_ask_with_the_key_or_by_the_option(server: Server, tmp_path: P
         assert _answer(running, "/v1/models", headers) == (200, "https://site.example")
 
 
+def test_requests_of_one_packet_are_all_answered(without_key: Server) -> None:
+    post = b'POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n{"content":"a"}'
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    end = b"GET /props HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with _connection(without_key) as client:
+        client.sendall((get * 20 + post) * 10 + end)  # more than a buffer
+        answers = client.makefile("rb").read()
+    assert answers.count(b"HTTP/1.1 200 OK") == 211
+    assert answers.count(b'"tokens":[') == 10
+
+
 def _connection(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=60)
