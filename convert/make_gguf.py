@@ -9,10 +9,16 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
-from pyhobbit.convert.options import Options
-from pyhobbit.model.file_names import model_stem
-from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
-from pyhobbit.native.threads import processor_cores
+try:
+    from pyhobbit.convert.options import Options
+    from pyhobbit.model.file_names import model_stem
+    from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
+    from pyhobbit.native.threads import processor_cores
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    home = Path(__file__).resolve().parents[1]
+    sys.exit(f"{error}: run 'make build' in {home}, then '. {home}/.venv/bin/activate', and this again")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
     add("--imatrix", type=Path, metavar="FILE", help=what)
     add("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
+    what = "threshold to store: high precision until the gate weights sum to T; 1: none (default: 0.6)"
+    add("--t1", type=float, metavar="T", help=what)
+    what = "likewise: low precision until they sum to T, the rest is skipped (default: 1, nothing is)"
+    add("--t2", type=float, metavar="T", help=what)
     what = (
         "of MODEL, a file with two tiers, leave out this share of the high versions, such as 0.5: those that "
         f"calibrate --rule edgemoe found least sensitive; {Options.within_limit}: as many as it found within "

@@ -17,12 +17,15 @@ class Options:
     `low` None means about half of the high tier's bits. `low_from`: a second GGUF of the same model, whose
     experts are the low tier as they are. `output` None means beside the model.
     `imatrix` None means the one beside the model if there is one, no_imatrix means none.
+    `t1`, `t2`: thresholds of Eq. 2 that the output stores and runs by; None takes `default_t1`, and 1.
+    With a t1 of 1 it stores none, so that all experts are high.
     `drop_high`: the share of the high versions of a two-tier model to leave out, or within_limit, as many as
     its calibration with static widths allows; all other types stay.
     """
 
     no_imatrix: ClassVar[Path] = Path("none")
     within_limit: ClassVar[str] = "limit"
+    default_t1: ClassVar[float] = 0.6  # no pair of types has a better one: docs/quality.md
 
     model: Path
     low: str | None = None
@@ -31,6 +34,8 @@ class Options:
     output: Path | None = None
     imatrix: Path | None = None
     sidecar: bool = False
+    t1: float | None = None
+    t2: float | None = None
     drop_high: float | str | None = None
     dry_run: bool = False
     force: bool = False

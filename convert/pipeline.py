@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gguf import GGUFValueType
 from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
@@ -24,10 +25,11 @@ from pyhobbit.convert.write import NotFiniteError, Progress, verify_output, writ
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import tiers
 from pyhobbit.model.file_names import model_stem, sidecar_path
-from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, pack_header, tensor_nbytes
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, pack_header, scalar_entry, tensor_nbytes
 from pyhobbit.model.quantize import GgmlType, type_by_name
 from pyhobbit.native.files import atomic_output, temporary_file
-from pyhobbit.settings.config import format_size
+from pyhobbit.settings.config import CacheConfig, format_size
+from pyhobbit.settings.resolve import check_settings
 
 _KEEP = "keep"
 _WEIGHTED_LOW = ("iq2_xxs", "iq1_m", "iq1_s")  # largest first
@@ -59,6 +61,7 @@ def _check_options(options: Options) -> None:
     if options.low is not None:
         type_by_name(options.low)
     high = high_tier(options.high)
+    check_settings(CacheConfig(t1=options.t1, t2=options.t2).settings())
     if options.low_from is not None:
         if options.low is not None or options.imatrix not in (None, options.no_imatrix):
             raise HobbitError("--low-from takes the low tier as it is: drop --low and --imatrix")
@@ -81,8 +84,9 @@ def _check_drop_high(options: Options) -> None:
         return
     given = {"--low": options.low, "--low-from": options.low_from, "--high": options.high}
     given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
+    given |= {"--t1": options.t1 is not None, "--t2": options.t2 is not None}
     if names := [name for name, value in given.items() if value]:
-        raise HobbitError(f"--drop-high leaves the types of both tiers as they are: drop {names[0]}")
+        raise HobbitError(f"--drop-high leaves types and thresholds as they are: drop {names[0]}")
     if isinstance(options.drop_high, float) and not 0 < options.drop_high < 1:
         raise HobbitError(f"--drop-high {options.drop_high:g}: give a share above 0 and below 1")
     if options.model.is_dir():
@@ -216,8 +220,12 @@ def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | Non
     recipe = _recipe(options, model.tensors, model)
     source, imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
-    metadata = _metadata(model, recipe)
+    thresholds = _thresholds(options)
+    metadata = _metadata(model, recipe, thresholds)
     notes = list(_notes(recipe, plan, source, imatrix))
+    if thresholds:
+        texts = " and ".join(f"{entry.key.removeprefix('hobbit.')} {entry.value():g}" for entry in thresholds)
+        notes.append(f"{texts} are stored: it runs in mixed precision, and in high by --quality lossless")
     if options.dry_run:
         _print_plan(plan, output, _output_bytes(plan, metadata), source, notes)
     _check_saving(plan, model.tensors, options)
@@ -273,7 +281,7 @@ def _report(options: Options, output: Path, summary: str) -> None:
     print(
         f"wrote {output}: {format_size(output.stat().st_size)}, {summary}\n"
         f"next: pyhobbit calibrate {model} --text FILE\n"
-        f"  or: pyhobbit chat {model} --quality small-loss",
+        f"  or: pyhobbit chat {model}{'' if _thresholds(options) else ' --quality small-loss'}",
         file=sys.stderr,
     )
 
@@ -293,12 +301,20 @@ def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | No
         raise HobbitError(f"{error}; --imatrix {options.no_imatrix} converts without one") from error
 
 
-def _metadata(model: GgufFile, recipe: Recipe) -> list[KeyValue]:
+def _thresholds(options: Options) -> list[KeyValue]:
+    """The keys by which the output runs in mixed precision; none for all high."""
+    t2 = 1.0 if options.t2 is None else options.t2
+    t1 = min(options.default_t1, t2) if options.t1 is None else options.t1
+    stored = {"hobbit.t1": t1, "hobbit.t2": t2} if t1 < 1 else {}
+    return [scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in stored.items()]
+
+
+def _metadata(model: GgufFile, recipe: Recipe, thresholds: Sequence[KeyValue]) -> list[KeyValue]:
     if recipe.sidecar:
-        return tiers.sidecar_metadata(model)
-    alignment = tiers.alignment_entry()
-    # the alignment stays where the source had it
-    return [*{**model.metadata, alignment.key: alignment}.values(), *tiers.tier_metadata()]
+        return [*tiers.sidecar_metadata(model), *thresholds]
+    own = (tiers.alignment_entry(), *tiers.tier_metadata(), *thresholds)
+    # a key stays where the source had it
+    return [*{**model.metadata, **{entry.key: entry for entry in own}}.values()]
 
 
 def _check_disk(output: Path, needed: int) -> None:

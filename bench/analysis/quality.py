@@ -90,6 +90,7 @@ def rules(run: Run) -> list[Figure]:
             "all high": gate.measure(kept, 1.0, 1.0, reference),
             "all low": random.measure(kept, 0.0, 1.0, reference),
             "HOBBIT's thresholds, 0.6 and 0.9": gate.measure(kept, 0.6, 0.9, reference),
+            "convert's thresholds, 0.6 and 1": gate.measure(kept, 0.6, 1.0, reference),
         }
         rows = [_row(name, quality) for name, quality in found.items()]
         fitted = _Fitted(run, opened, chunks)

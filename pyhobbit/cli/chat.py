@@ -159,8 +159,9 @@ def _answer_once(prompt: str, conversation: "Conversation", quiet: bool) -> int:
 
 
 def _report_opening(model: Path, conversation: "Conversation", cache: CacheConfig) -> None:
-    from pyhobbit.inspect.advice import gpu_text, quality_text, unused_low_tier
+    from pyhobbit.inspect.advice import gpu_text, quality_text
     from pyhobbit.native.devices import has_gpu
+    from pyhobbit.quality.stored import low_tier_text
 
     info, placed = conversation.engine.info(), conversation.engine.placement
     if has_gpu():
@@ -172,8 +173,8 @@ def _report_opening(model: Path, conversation: "Conversation", cache: CacheConfi
             _report_no_cache(info, cache)
     elif quality := quality_text(model, cache):
         _say(f"quality {quality}")
-    elif unused := unused_low_tier(model, info, cache):
-        _say(unused)
+    elif used := low_tier_text(model, info, cache):
+        _say(used)
     if not conversation.has_template:
         _say("the model has no chat template: it continues the text that you type")
 

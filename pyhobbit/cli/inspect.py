@@ -33,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
     what = "bytes per second of the disk, in place of measuring; for USER/NAME"
     add("--disk-speed", type=parse_size, metavar="SIZE", help=what)
-    what = "draw token/s by memory to this file, such as speed-by-memory.png; needs matplotlib"
-    add("--plot", type=Path, metavar="FILE", help=what)
     add("--json", action="store_true", help="print everything as one JSON document")
     add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "timeline")])
 
@@ -123,8 +121,6 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         if (found := forecast.forecast(model, config, plan, speed)) is not None:
             document["forecast"] = asdict(found)
             show("\n" + "\n".join(forecast.lines(found)) + "\n")
-            if args.plot is not None:
-                forecast.plot(found, model, args.plot)
     document["advice"] = []
     if plan is not None:
         may_add_low = default_low_types(model.routed_tensors()) is not None

@@ -240,12 +240,13 @@ def _add_model_options(args: argparse.Namespace, model: Path) -> list[str]:
 def _report(model: Path, plan: "MemoryPlan | None", cache: CacheConfig, others: Mapping[str, str]) -> None:
     """Prints what is served, before llama-server's log."""
     # loads the libraries
-    from pyhobbit.inspect.advice import quality_text, serving_rows, unused_low_tier
+    from pyhobbit.inspect.advice import quality_text, serving_rows
+    from pyhobbit.quality.stored import low_tier_text
 
     rows = {"model": model.name} if plan is None else serving_rows(plan)
     _print_rows({**rows, "quality": quality_text(model, cache) or "", **others})
-    if plan is not None and (unused := unused_low_tier(model, plan.info, cache)):
-        print(f"pyhobbit: {unused}", file=sys.stderr)
+    if plan is not None and (used := low_tier_text(model, plan.info, cache)):
+        print(f"pyhobbit: {used}", file=sys.stderr)
 
 
 def _print_rows(rows: Mapping[str, str]) -> None:

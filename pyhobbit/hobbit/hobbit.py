@@ -26,6 +26,7 @@ from pyhobbit.model.loading import load_failure, log, opening
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
 from pyhobbit.native.rpc_servers import add_rpc_servers
+from pyhobbit.quality.stored import low_tier_text
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 from pyhobbit.settings.papers import settings_of
 from pyhobbit.settings.table import OPTIONS
@@ -128,6 +129,9 @@ class Hobbit(CachedModel, _Llama):
                 "and the settings of the expert cache do not apply to it",
                 stacklevel=2,
             )
+        used = low_tier_text(Path(model_path), self.info(), self.cache_config)
+        if used and self.info().precision:
+            warnings.warn(f"{model_path}: {used.replace('--quality ', 'quality=')}", stacklevel=2)
 
     def _open(self, llama: Mapping[str, Any]) -> None:
         path = self._arguments["model_path"]

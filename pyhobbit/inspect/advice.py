@@ -10,12 +10,12 @@ from pyhobbit._tables import DeviceInfo, Latency
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import ModelInfo, Pool
 from pyhobbit.inspect.speed import Speed
-from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.devices import gpu_backends, gpus, has_gpu
 from pyhobbit.native.threads import processor_cores
+from pyhobbit.quality.stored import low_tier_text
 from pyhobbit.settings.config import CacheConfig, format_size
 from pyhobbit.settings.resolve import resolve
-from pyhobbit.settings.table import KEYS, NUMBERS, OPTIONS
+from pyhobbit.settings.table import KEYS, OPTIONS
 
 _MUCH = 0.2  # share of a token's time, or of the memory
 _SOURCES = {
@@ -180,25 +180,6 @@ def _hidden(speed: Speed) -> str:
     return f", {hidden:.0%} of it while computing" if hidden > 0 else ""
 
 
-def unused_low_tier(model: Path, info: ModelInfo, cache: CacheConfig) -> str | None:
-    """Advice for a low tier that no setting uses; None without one.
-
-    info: of the model as opened with `cache`; all experts in memory need no low tier.
-    """
-    if info.n_tiers < 2 or info.precision or info.pool_bytes_high >= info.tier_bytes_high:
-        return None
-    is_chosen = any(getattr(cache, name) is not None for name in ("quality", *NUMBERS))
-    if is_chosen or calibration_path(model).exists():
-        return None
-    unused = "the low tier is not used"
-    if info.n_absent_high:
-        unused = "every expert is in the best precision that it has"
-    files = shlex.quote(str(model))
-    if cache.sidecar is not None:
-        files += f" --sidecar {shlex.quote(str(cache.sidecar))}"
-    return f"{unused}: run pyhobbit calibrate {files} --text FILE, or start with --quality small-loss"
-
-
 def quality_text(model: Path, cache: CacheConfig) -> str | None:
     """The meaning of the quality that is asked for; None where none is, or no experts. Raises HobbitError."""
     if cache.quality is None:
@@ -223,7 +204,7 @@ def advice(
     may_add_low: convert --sidecar finds types of a low tier for the model.
     """
     waits = speed is not None and speed.wait_s > _MUCH * (speed.compute_s + speed.wait_s)
-    unused = unused_low_tier(Path(plan.info.model), plan.info, cache)
+    unused = None if plan.info.precision else low_tier_text(Path(plan.info.model), plan.info, cache)
     found = [unused] if unused else []
     if waits or speed is None:
         found += _about_disk(plan, speed, cache, calibrated, may_add_low)
@@ -251,7 +232,7 @@ def _about_disk(
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
     if info.n_tiers < 2 and may_add_low:
         yield f"add a low tier, so that less is read: pyhobbit convert --sidecar {model}"
-    if not calibrated and not unused_low_tier(Path(info.model), info, cache):
+    if not calibrated:
         what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
         yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
     if speed is not None and speed.disk is not None:

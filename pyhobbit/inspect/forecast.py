@@ -6,19 +6,14 @@ were measured. Where all experts are assumed to be used alike it is 1.
 """
 
 import math
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from pyhobbit.engine.plan import MemoryPlan, lay_out
 from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.model_file import ModelFile
-from pyhobbit.model.quantize import dequantize, quantize
 from pyhobbit.model.tiers import default_low_types, tensor_nbytes
-from pyhobbit.native.threads import processor_cores
 from pyhobbit.settings.config import EngineConfig, format_size
 
 _ROWS = 9
@@ -72,26 +67,6 @@ def lines(found: Forecast) -> list[str]:
     return [*texts, *filter(None, (found.low_tier, found.small_context))]
 
 
-def plot(found: Forecast, model: ModelFile, path: Path) -> None:
-    """Writes the curve as a picture. Raises HobbitError."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise HobbitError("a picture needs matplotlib: pip install matplotlib, or leave --plot out") from e
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    gib = [point.memory / 2**30 for point in found.by_memory]
-    axes.plot(gib, [point.speed for point in found.by_memory], marker="o", label="forecast, full precision")
-    axes.plot(found.own.memory / 2**30, found.own.speed, "D", markersize=10, label="as planned")
-    axes.set(title=model.path.name, xlabel="memory of the process, GiB", ylabel="token/s", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as e:
-        raise HobbitError(f"{path} cannot be written: {e}") from e
-
-
 def _rate(plan: MemoryPlan, speed: Speed, share: float, size: float = 1.0) -> float:
     """Token/s with a share of the experts in memory. size: bytes of an expert, by those of now."""
     if share >= 1:
@@ -113,19 +88,10 @@ def _low_tier(model: ModelFile, plan: MemoryPlan, speed: Speed) -> str:
     if plan.info.n_tiers > 1 or types is None or plan.share_high >= 1:
         return ""
     n_bytes = sum(tensor_nbytes(types[each.name], each.ne) for each in tensors)
-    first = next(each for each in tensors if types[each.name] is not each.type)
-    matrix = np.fromfile(first.path, np.uint8, first.nbytes // first.ne[2], offset=first.offset)
-    start = time.perf_counter()
-    quantize(types[first.name], dequantize(first.type, matrix, first.ne[0]), None)
-    of_matrix = (time.perf_counter() - start) / (first.n_values / first.ne[2])
-    minutes = of_matrix * sum(each.n_values for each in tensors) / processor_cores() / 60
     size = 1 - _LOW_USES * (1 - n_bytes / plan.info.expert_bytes)
     rate = _rate(plan, speed, min(1.0, plan.share_high / size), size)
     names = "/".join(sorted({types[each.name].name for each in tensors}))
-    return (
-        f"a low tier in {names}: {format_size(n_bytes)}, made in about {max(1, round(minutes))} minutes by "
-        f"pyhobbit convert --sidecar; about {rate:.3g} token/s if it serves half of the uses"
-    )
+    return f"a low tier in {names}: {format_size(n_bytes)}; {rate:.3g} token/s if it takes half of the uses"
 
 
 def _small_context(path: Path, config: EngineConfig, plan: MemoryPlan, speed: Speed) -> str:

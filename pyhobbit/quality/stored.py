@@ -2,6 +2,7 @@
 """The file beside a model that keeps its calibration."""
 
 import hashlib
+import math
 import os
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -11,19 +12,23 @@ from pathlib import Path
 
 from gguf import GGUFWriter
 
+from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import parse_head
-from pyhobbit.model.model_file import model_files
+from pyhobbit.model.gguf_file import parse_head, read_gguf
+from pyhobbit.model.model_file import model_files, read_model_file
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.fit import Weights
 from pyhobbit.quality.progress import Measurements
-from pyhobbit.settings.table import KEYS, default
+from pyhobbit.settings.config import CacheConfig
+from pyhobbit.settings.table import KEYS, NUMBERS, default
 
 _ARCHITECTURE = "hobbit-calibration"
 _SAMPLE_BYTES = 4096  # hashed per tensor
 _TIMEOUT_S = 30
+# Mean divergence at the thresholds that convert stores, by the low tier's type: docs/quality.md
+_KNOWN_KL = {"q4_0": "0.0002 to 0.007", "q3_k": "0.0007", "q2_k": "0.002"}
 _MOST_BYTES = 8 << 20  # uses, costs and paths of 1024 experts in 512 layers, llama.cpp's limits
 
 
@@ -98,6 +103,35 @@ class Calibration:
         for key, values in arrays.items():
             if values:
                 writer.add_array(key, values)
+
+
+def low_tier_text(model: Path, info: ModelInfo, cache: CacheConfig) -> str | None:
+    """The use of the low tier, where stored numbers and no option decide it; None without one.
+
+    info: of the model as opened with `cache`; where every expert fits in high precision, none is low.
+    """
+    is_chosen = any(getattr(cache, name) is not None for name in ("quality", *NUMBERS))
+    fits = info.pool_bytes_high >= info.tier_bytes_high and not info.pool_slots_low
+    if is_chosen or info.n_tiers < 2 or fits:
+        return None
+    if not info.precision:
+        is_known = info.n_absent_high or calibration_path(model).exists()
+        return None if is_known else "the low tier is not used: start with --quality small-loss"
+    loss = _expected_loss(model, info.precision, cache.sidecar)
+    return f"mixed precision by {info.precision}; expected loss: {loss}; --quality lossless turns it off"
+
+
+def _expected_loss(model: Path, precision: str, sidecar: Path | None) -> str:
+    if (path := calibration_path(model)).exists():
+        file, unknown = read_gguf(path), math.nan
+        of = f"hobbit.{file.get('hobbit.rule', 'gate')}"
+        kl = file.get(f"{of}.check.kl_at_most", file.get(f"{of}.fit.mean_kl", unknown))
+        ratio = file.get(f"{of}.check.ratio_at_most", file.get(f"{of}.fit.perplexity_ratio", unknown))
+        return f"KL divergence up to {kl:.2g} nats, perplexity {ratio - 1:+.2%}, as calibrated"
+    kind = next(iter(read_model_file(model, sidecar).tiers[-1].types))
+    if kind in _KNOWN_KL and precision == "t1 0.6, t2 1":
+        return f"KL divergence about {_KNOWN_KL[kind]} nats, as of small models"
+    return "not known without a calibration"
 
 
 def published_name(model: Path, sidecar: Path | None = None) -> str:

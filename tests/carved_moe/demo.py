@@ -41,7 +41,7 @@ def main(folder: Path, tiny: Path) -> int:
 
 
 def _chat(model: Path, prompt: str, pools: str) -> int:
-    options = ["-n", "64", "--temp", "0", "--pools", pools, "--quality", "small-loss"]
+    options = ["-n", "64", "--temp", "0", "--pools", pools]
     return subprocess.run(["pyhobbit", "chat", model, "-p", prompt, *options], check=False).returncode
 
 

@@ -173,7 +173,7 @@ def test_a_model_without_a_template_says_so_and_ends(run_pyhobbit: RunPyhobbit, 
 
 
 def test_a_low_tier_that_lies_idle_is_mentioned(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
-    idle = f"the low tier is not used: run pyhobbit calibrate {tiny_gguf} --text FILE"
+    idle = "the low tier is not used: start with --quality small-loss"
     for pools, thresholds, is_said in (("8M", (), 1), ("8M", ("--t1", "0.6"), 0), ("60M", (), 0)):
         options = ("-p", PROMPT, "-n", 1, "--pools", pools, *thresholds, *GREEDY)
         done = run_pyhobbit("chat", tiny_gguf, *options)

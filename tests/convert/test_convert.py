@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -79,6 +80,8 @@ def test_metadata_are_kept_and_the_format_is_declared(model: Path) -> None:
         "hobbit.tiers": ["high", "low"],
         "hobbit.tier.high.kind": "complete",
         "hobbit.tier.low.kind": "complete",
+        "hobbit.t1": 0.6,
+        "hobbit.t2": 1.0,
     }
 
 
@@ -311,8 +314,36 @@ def test_the_next_command_is_said_last(
     named = model_argument.format(tmp_path)
     assert capsys.readouterr().err.splitlines()[-2:] == [
         f"next: pyhobbit calibrate {named} --text FILE",
-        f"  or: pyhobbit chat {named} --quality small-loss",
+        f"  or: pyhobbit chat {named}",
     ]
+    convert(Options(model, **{**options, "t1": 1.0, "force": True}))
+    assert capsys.readouterr().err.endswith(f"\n  or: pyhobbit chat {named} --quality small-loss\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ({"t1": 0.4}, (0.4, 1.0)),
+        ({"t2": 0.5}, (0.5, 0.5)),
+        ({"t1": 0.3, "t2": 0.9, "sidecar": True}, (0.3, 0.9)),
+        ({"t1": 1.0}, (None, None)),
+    ],
+)
+def test_thresholds_are_stored(
+    model: Path, given: dict[str, Any], stored: tuple[float | None, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = read_gguf(convert(Options(model, **given)))
+    assert tuple(key and key.value() for key in map(file.metadata.get, ("hobbit.t1", "hobbit.t2"))) == stored
+    assert ("it runs in mixed precision" in capsys.readouterr().err) == (stored[0] is not None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"t1": 1.5}, "t1 is 1.5; it must lie between 0 and 1"), ({"t1": 0.9, "t2": 0.5}, "must not be above")],
+)
+def test_thresholds_that_cannot_be_are_refused_first(given: dict[str, float], message: str) -> None:
+    with pytest.raises(HobbitError, match=message):
+        convert(Options(Path("/nowhere"), **given))
 
 
 def test_the_next_command_is_short_in_the_models_folder(

@@ -204,9 +204,10 @@ def test_files_that_nothing_can_be_dropped_of_are_refused(two_tiers: Path, tmp_p
         (["--drop-high", "0"], "give a share above 0 and below 1"),
         (["--drop-high", "1"], "give a share above 0 and below 1"),
         (["--drop-high", "nan"], "give a share above 0 and below 1"),
-        (["--drop-high", "0.5", "--low", "q4_0"], "leaves the types of both tiers as they are: drop --low"),
+        (["--drop-high", "0.5", "--low", "q4_0"], "leaves types and thresholds as they are: drop --low"),
         (["--drop-high", "0.5", "--high", "keep"], "drop --high"),
         (["--drop-high", "0.5", "--sidecar"], "drop --sidecar"),
+        (["--drop-high", "0.5", "--t2", "0.9"], "drop --t2"),
         (["--drop-high", "half"], "'half' is neither a share, such as 0.5, nor limit"),
     ],
 )

@@ -3,7 +3,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import models
 import pytest
@@ -31,10 +30,9 @@ def test_the_own_memory_has_the_speed_that_was_measured_and_all_has_no_waits() -
     assert forecast._rate(ONE_TIER, even, 0.7) == pytest.approx(1 / (0.05 + 0.3 * 2 * 0.02))
 
 
-def test_inspect_forecasts_by_memory(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+def test_inspect_forecasts_by_memory(run_pyhobbit: RunPyhobbit) -> None:
     tiny_plain = models.tiny()
-    picture = tmp_path / "speed-by-memory.png"
-    options = ("--pools", "6M", "--ctx", 256, "--plot", picture)
+    options = ("--pools", "6M", "--ctx", 256)
     done = run_pyhobbit("inspect", tiny_plain, *options, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -45,15 +43,13 @@ def test_inspect_forecasts_by_memory(tmp_path: Path, run_pyhobbit: RunPyhobbit) 
     assert points[-1]["share"] == 1
     assert speeds[-1] == pytest.approx(1 / document["speed"]["compute_s"])
     assert document["forecast"]["own"] in points
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "a low tier in q4_0" in document["forecast"]["low_tier"]
     assert "--cache-type-k q8_0" in document["forecast"]["small_context"]
-    done = run_pyhobbit("inspect", tiny_plain, *options[:4], "--plot", "/nowhere/x.png")
+    done = run_pyhobbit("inspect", tiny_plain, *options)
     assert "memory          token/s   experts in memory" in done.stdout
     assert len([line for line in done.stdout.splitlines() if line.endswith("█")]) == 10
     assert "\na KV cache in q8_0: " in done.stdout
-    assert done.returncode == 1
-    assert "/nowhere/x.png cannot be written" in done.stderr
+    assert done.returncode == 0
 
 
 def test_where_every_expert_is_in_memory_a_smaller_context_brings_nothing() -> None:

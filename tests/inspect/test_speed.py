@@ -14,7 +14,7 @@ from pyhobbit.engine.engine import Piece
 from pyhobbit.engine.plan import MemoryPlan
 from pyhobbit.engine.stats import CacheStats, ModelInfo, Stats
 from pyhobbit.errors import HobbitError
-from pyhobbit.inspect.advice import advice, memory_rows, speed_rows, unused_low_tier
+from pyhobbit.inspect.advice import advice, memory_rows, speed_rows
 from pyhobbit.inspect.speed import (
     Sample,
     Speed,
@@ -25,6 +25,7 @@ from pyhobbit.inspect.speed import (
 )
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.machine import Disk, measure_disk
+from pyhobbit.quality.stored import low_tier_text
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 _GIB = 1 << 30
@@ -230,19 +231,15 @@ def test_advice_is_about_what_takes_the_time() -> None:
 
 def test_a_low_tier_that_lies_idle_is_mentioned_once(tmp_path: Path) -> None:
     model = tmp_path / "my model.gguf"
-    idle, cache = _plan(t1=1.0, t2=1.0, model=str(model)), CacheConfig()
-    command = f"run pyhobbit calibrate '{model}' --text FILE, or start with --quality small-loss"
+    idle, cache = _plan(t1=1.0, t2=1.0, pool_slots_low=0, model=str(model)), CacheConfig()
     for speed in (_speed(wait_s=0.2), _speed(wait_s=0.001), None):
-        assert _advice(idle, speed).count("pyhobbit calibrate") == 1
-        assert f"the low tier is not used: {command}" in _advice(idle, speed)
-    beside = unused_low_tier(model, idle.info, CacheConfig(sidecar=tmp_path / "low.gguf"))
-    assert f"calibrate '{model}' --sidecar {tmp_path}/low.gguf --text FILE" in str(beside)
-    assert unused_low_tier(model, replace(idle.info, precision="t1 0.99, t2 1"), cache) is None
-    assert unused_low_tier(model, replace(idle.info, n_tiers=1), cache) is None
-    assert unused_low_tier(model, replace(idle.info, pool_bytes_high=1000 << 20), cache) is None  # all fits
-    assert unused_low_tier(model, idle.info, CacheConfig(t1=1.0)) is None  # asked for
+        assert _advice(idle, speed).count("the low tier is not used: start with --quality small-loss") == 1
+    assert low_tier_text(model, replace(idle.info, precision="price 0.1"), CacheConfig(price=0.1)) is None
+    assert low_tier_text(model, replace(idle.info, n_tiers=1), cache) is None
+    assert low_tier_text(model, replace(idle.info, pool_bytes_high=1000 << 20), cache) is None  # all fits
+    assert low_tier_text(model, idle.info, CacheConfig(t1=1.0)) is None  # asked for
     calibration_path(model).touch()
-    assert unused_low_tier(model, idle.info, cache) is None
+    assert low_tier_text(model, idle.info, cache) is None
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1])

@@ -319,7 +319,7 @@ def test_a_missing_model_is_named(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) ->
 def test_a_low_tier_that_lies_idle_is_mentioned(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     ends_early = ("--port", free_port(), "--ctx-size", 512, "--chat-template-file", "/nowhere")
     done = run_pyhobbit("serve", tiny_gguf, "--pools", "4M", *ends_early)
-    assert f"pyhobbit: the low tier is not used: run pyhobbit calibrate {tiny_gguf} --text" in done.stderr
+    assert "pyhobbit: the low tier is not used: start with --quality small-loss\n" in done.stderr
     for used in (("--pools", "4M", "--t1", "0.6"), ("--pools", "60M")):
         assert "low tier" not in run_pyhobbit("serve", tiny_gguf, *used, *ends_early).stderr
 

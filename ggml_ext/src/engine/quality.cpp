@@ -10,8 +10,10 @@ static std::string reason_of(const std::string & rule, const rule_numbers & t) {
     return text.empty() ? "all experts in high precision" : text;
 }
 
-quality_levels find_quality_levels(const std::string & rule, const std::map<std::string, double> & fitted,
-                                   double low_bits) {
+// The levels under a rule. fitted: the numbers that the model's files store, by key (hobbit.t1, hobbit.fast.t1 ...);
+// without them the low tier's type decides. origin: of these numbers, for people.
+static quality_levels find_quality_levels(const std::string & rule, const std::map<std::string, double> & fitted,
+                                          const char * origin, double low_bits) {
     quality_levels levels;
     levels[0].reason = reason_of(rule, {});
     if (low_bits <= 0.0) {
@@ -22,9 +24,7 @@ quality_levels find_quality_levels(const std::string & rule, const std::map<std:
     for (const bool is_fast : { false, true }) {
         quality_level & level     = levels[is_fast ? 2 : 1];
         bool            is_fitted = !traits.of_bits;
-        if (is_fast && traits.fast_of) {
-            level.numbers = traits.fast_of(levels[1].numbers);
-        }
+        level.numbers             = levels[1].numbers; // fast without numbers of its own is no faster
         for (const rule_number * each : numbers_of(rule)) {
             const auto found = fitted.find(std::string(is_fast ? "hobbit.fast." : "hobbit.") + each->spec.option);
             if (found != fitted.end()) {
@@ -33,7 +33,7 @@ quality_levels find_quality_levels(const std::string & rule, const std::map<std:
             }
         }
         if (is_fitted) {
-            level.reason = "calibrated: " + reason_of(rule, level.numbers);
+            level.reason = std::string(origin) + ": " + reason_of(rule, level.numbers);
         } else {
             level.numbers = traits.of_bits(low_bits, is_fast);
             level.reason  = format("not calibrated: %s for a low tier of %.2g bits",
@@ -61,7 +61,7 @@ status settings::check_quality(const std::string & keys) {
 }
 
 status settings::resolve_quality(double low_bits) {
-    levels_ = find_quality_levels(rule(), fitted_, low_bits);
+    levels_ = find_quality_levels(rule(), fitted_, is_calibrated_ ? "calibrated" : "stored in the file", low_bits);
     HOBBIT_TRY(values_.is_given(QUALITY) ? apply_quality() : status());
     return check();
 }

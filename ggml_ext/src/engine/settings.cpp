@@ -102,8 +102,8 @@ const std::vector<hobbit_setting_spec> & core_rows() {
           "Memory that the pools leave to contexts after the first, such as a draft head's." },
         { "hobbit.requests", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
           "Memory that the pools leave to a server's requests while it reads them." },
-        { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated, else lossless", QUALITY_WORDS, NONE, false,
-          true, number_keys(RULE, true),
+        { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated or stored in the file, else lossless",
+          QUALITY_WORDS, NONE, false, true, number_keys(RULE, true),
           "Chooses rule, thresholds and price: no loss, the loss that the calibration allowed, or more of it for "
           "speed." },
         { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<registered_rule>(), NONE, true,
@@ -239,6 +239,7 @@ budget settings::bounds() const {
              count("hobbit.device_memory"),
              low_share(),
              low_demand(rule(), thresholds()),
+             values_.at(t1_number.spec.key).source == HOBBIT_SOURCE_FILE,
              uint32_t(count("hobbit.snapshots")),
              uint32_t(count("hobbit.least_snapshots")) };
 }
@@ -335,7 +336,8 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
             continue; // it is another rule's
         }
         if (const auto * fitted = std::get_if<double>(&value)) {
-            fitted_[key] = *fitted;
+            fitted_[key]   = *fitted;
+            is_calibrated_ = i >= n_in_model;
         }
         if (key.rfind("hobbit.fast.", 0) == 0) {
             continue; // applies where the quality asks for it

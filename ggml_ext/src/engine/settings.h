@@ -30,11 +30,6 @@ constexpr const char * QUALITY_WORDS = "lossless small-loss fast";
 
 using quality_levels = std::array<quality_level, 3>;
 
-// The levels under a rule. fitted: the numbers that the model's files store, by key (hobbit.t1, hobbit.fast.t1 ...);
-// without them the low tier's type decides. low_bits: bits of a weight in the low tier, 0 without one. Pure.
-quality_levels find_quality_levels(const std::string & rule, const std::map<std::string, double> & fitted,
-                                   double low_bits);
-
 // Settings of one model, resolved: every setting has its value, its source, and a note where another setting overrules
 // it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (registered_setting).
 // Adding a setting takes a row. A value that nobody gave and no default has is 0 or "".
@@ -62,8 +57,8 @@ class settings {
     // others of its calibration.
     status apply_stored(const stored_settings & stored, size_t n_in_model = SIZE_MAX);
 
-    // Finds what the words of hobbit.quality mean, and applies the one that is given. low_bits: see
-    // find_quality_levels. REQUIRES: apply_stored() comes before, where a file stores settings
+    // Finds what the words of hobbit.quality mean, and applies the one that is given. low_bits: of a weight in the low
+    // tier, 0 without one. REQUIRES: apply_stored() comes before, where a file stores settings
     status resolve_quality(double low_bits);
 
     // Changes live settings. A number that is changed alone moves the one that limits it, or that it limits, where it
@@ -111,6 +106,7 @@ class settings {
     setting_values                values_;
     quality_levels                levels_;
     std::map<std::string, double> fitted_; // numbers that files store, by key
+    bool                          is_calibrated_ = false;
 };
 
 } // namespace hobbit

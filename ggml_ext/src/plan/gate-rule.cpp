@@ -24,17 +24,14 @@ static double low_demand(const rule_numbers & t) {
 static constexpr double FINE_BITS = 4.0;
 
 static rule_numbers of_bits(double low_bits, bool is_fast) {
-    const bool   is_fine = low_bits >= FINE_BITS;
     rule_numbers t;
-    t[t1_number] = is_fast ? (is_fine ? 0.3 : 0.6) : (is_fine ? 0.6 : 0.7);
+    t[t1_number] = is_fast && low_bits >= FINE_BITS ? 0.3 : 0.6;
     t[t2_number] = is_fast ? 0.9 : 1.0;
     return t;
 }
 
 rule_traits threshold_traits(const char * help, double own_value, bool is_predictable) {
-    return {
-        help, "hobbit.t1 hobbit.t2", false, is_predictable, own_value, asks_for_low, low_demand, of_bits, nullptr
-    };
+    return { help, "hobbit.t1 hobbit.t2", false, is_predictable, own_value, asks_for_low, low_demand, of_bits };
 }
 
 precision of_score(double score, const rule_numbers & thresholds) {

@@ -201,8 +201,9 @@ static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t byte
 static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
     const uint64_t high  = d.slot_size[tier_id::high];
     const uint64_t low   = d.slot_size[tier_id::low];
+    const bool     all   = b.low_if_short && d.n_absent == 0 && bytes >= d.n_experts * high;
     uint64_t       n_low = 0;
-    if (uses_low(b, d)) {
+    if (uses_low(b, d) && !all) {
         // leaves the high pool its smallest
         const uint64_t most_low = (bytes - least_slots(d, tier_id::high) * high) / low;
         const uint64_t left     = (bytes - std::min(bytes, n_high_experts(d) * high)) / low; // beside all high versions

@@ -15,13 +15,13 @@ using slot_sizes = per_tier<uint64_t>; // 0: there is no such tier
 
 // The user's bounds on memory, and what divides them between the two pools.
 struct budget {
-    uint64_t memory        = 0;    // bytes of the whole process; 0: computed
-    uint64_t pools         = 0;    // bytes of the pools alone; 0: computed from the other bounds
-    uint64_t device_memory = 0;    // bytes on a device with its own memory; 0: computed
-    double   low_share     = -1.0; // share of the pools' bytes for the low tier; negative: computed from low_demand
-    double   low_demand    = 0.0;  // slots of the low pool wanted for each slot of the high one; 0: nothing is low
-
-    uint32_t snapshots       = 0; // most snapshots of a sequence's state
+    uint64_t memory          = 0;     // bytes of the whole process; 0: computed
+    uint64_t pools           = 0;     // bytes of the pools alone; 0: computed from the other bounds
+    uint64_t device_memory   = 0;     // bytes on a device with its own memory; 0: computed
+    double   low_share       = -1.0;  // share of the pools' bytes for the low tier; negative: computed from low_demand
+    double   low_demand      = 0.0;   // slots of the low pool wanted for each slot of the high one; 0: nothing is low
+    bool     low_if_short    = false; // no low pool where all high versions fit
+    uint32_t snapshots       = 0;     // most snapshots of a sequence's state
     uint32_t least_snapshots = 0;
 };
 

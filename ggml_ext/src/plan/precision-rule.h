@@ -95,8 +95,6 @@ struct rule_traits {
     // The numbers of hobbit.quality small-loss and fast without a calibration, for a low tier of so many bits; all
     // high.
     rule_numbers (*of_bits)(double low_bits, bool is_fast) = nullptr;
-
-    rule_numbers (*fast_of)(const rule_numbers & small_loss) = nullptr; // without calibrated ones; as of_bits
 };
 
 using registered_rule = registered<precision_rule, rule_options, rule_traits>;

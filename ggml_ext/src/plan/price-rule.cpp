@@ -79,16 +79,7 @@ class edgemoe_rule : public price_rule {
     explicit edgemoe_rule(const rule_options & options) : price_rule(options, false) {}
 };
 
-// Prices above the calibrated one where the calibration has none for `fast`: the divergence grows about as fast.
-constexpr double FAST_PRICES = 4.0;
-
-rule_numbers fast_of(const rule_numbers & small_loss) {
-    rule_numbers fast   = small_loss;
-    fast[price_number] *= FAST_PRICES;
-    return fast;
-}
-
-const rule_traits traits = { "", "hobbit.price", true, true, -1.0, nullptr, nullptr, nullptr, fast_of };
+const rule_traits traits = { "", "hobbit.price", true, true, -1.0, nullptr, nullptr, nullptr };
 
 const auto price   = registered_rule::of<price_rule>("price", traits);
 const auto edgemoe = registered_rule::of<edgemoe_rule>("edgemoe", traits);

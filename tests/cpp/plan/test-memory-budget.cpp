@@ -77,6 +77,17 @@ TEST_CASE("without a share the low pool gets 1 - t1 slots for each of the high p
     CHECK(planned(with_pools(100 * MiB, 0.5), two_tiers()).n_slots == std::array<uint32_t, 2>{ 22, 11 });
 }
 
+TEST_CASE("where the low tier is only for short memory, there is no low pool beside all high versions") {
+    budget s       = with_pools(255 * MiB, 0.5);
+    s.low_if_short = true;
+    CHECK(planned(s, two_tiers()).n_slots[tier_id::low] > 0);
+    s.pools = 256 * MiB;
+    CHECK(planned(s, two_tiers()).n_slots == std::array<uint32_t, 2>{ 64, 0 });
+    pool_demand partial = two_tiers();
+    partial.n_absent    = 1;
+    CHECK(planned(s, partial).n_slots[tier_id::low] > 0);
+}
+
 TEST_CASE("a share is kept to, but leaves both pools what one token needs") {
     budget s    = with_pools(100 * MiB, 0.5);
     s.low_share = 0.25;
