@@ -6,18 +6,22 @@
 #include "server-context.h"
 #include "server-http.h"
 
+#include <semaphore.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <mutex>
 #include <regex>
 #include <set>
 #include <string_view>
+#include <thread>
 
 // The server's report on the expert cache: GET /hobbit and /metrics have its counters, and /health tells why it
-// computes nothing any more.
+// computes nothing any more, or ends: running answers have HOBBIT_DRAIN seconds after SIGTERM.
 
 // The cache of the model that the server has loaded, and its last known counters. Guarded by the mutex.
 static struct {
@@ -174,9 +178,27 @@ static std::string without_folders(const std::string & text) {
     return std::regex_replace(text, std::regex("'/([^']*/)?"), "'");
 }
 
+static std::atomic<int> g_n_signals{ 0 }, g_n_running{ 0 };
+static sem_t            g_asked; // a handler of signals may post it
+
+// Ends the process by a second signal, once it was asked to and its answers are written.
+static void end_later(int seconds) {
+    while (sem_wait(&g_asked) != 0) {
+    }
+    for (int i = 0; i < 10 * seconds && g_n_running > 0; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    if (g_n_signals == 1) {
+        std::raise(SIGTERM);
+    }
+}
+
 // Why the cache computes nothing any more, or that the disk does not answer, without the folders of files, as
 // everybody may read it; "" where it computes. Waits for no computation.
 static std::string public_failure() {
+    if (g_n_signals > 0) {
+        return "the server ends when its answers are written";
+    }
     {
         std::lock_guard<std::mutex> lock(g_cache.mutex);
         if (!g_cache.failure.empty()) {
@@ -287,12 +309,27 @@ class report_hooks : public server_hooks {
     // Requests for a computation are refused while a machine is lost: the model has to be loaded again first.
     void wrap(server_handler & handler) override {
         handler = [inner = std::move(handler)](const server_http_req & req) {
-            const std::string reason = llama_lost_machine() && !req.body.empty() ? public_failure() : "";
-            return reason.empty() ? inner(req) : server_refusal(reason, 503);
+            const std::shared_ptr<void> running((g_n_running++, &g_n_running), [](void *) { g_n_running--; });
+
+            const std::string reason   = llama_lost_machine() && !req.body.empty() ? public_failure() : "";
+            auto              response = reason.empty() ? inner(req) : server_refusal(reason, 503);
+            if (response->is_stream()) {
+                response->next = [next = std::move(response->next), running](std::string & out) { return next(out); };
+            }
+            return response;
         };
     }
 
+    void interrupt(int signal, bool & is_later) override {
+        is_later = g_n_signals++ == 0 && signal == SIGTERM && std::getenv("HOBBIT_DRAIN");
+        sem_post(&g_asked);
+    }
+
     void routes(const server_http_context & http, server_routes & routes) override {
+        sem_init(&g_asked, 0, 0);
+        if (const char * seconds = std::getenv("HOBBIT_DRAIN")) {
+            std::thread(end_later, std::atoi(seconds)).detach();
+        }
         routes.get_health = [get = routes.get_health](const server_http_req & req) {
             const std::string reason = public_failure();
             return reason.empty() ? get(req) : server_refusal(reason, 503);

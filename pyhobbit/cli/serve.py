@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import csv
 import io
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -104,6 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paper_argument(parser)
     what = "while idle, calibrate on this text; uses a quarter of --memory"
     parser.add_argument("--calibrate-idle", type=Path, metavar="FILE", help=what)
+    what = "time that answers have to end after SIGTERM, while /health is 503 (default: 0)"
+    parser.add_argument("--drain", type=int, metavar="SECONDS", help=what)
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
         group.add_argument(flag, metavar=metavar, help=what)
@@ -156,6 +159,10 @@ def run(args: argparse.Namespace) -> int:
         check_model_arguments(args)
     _check_batch(args.batch, args.passed_on)  # an error comes before a download
     _check_drafts(args.passed_on)
+    if args.drain is not None:
+        if args.drain < 0:
+            raise ConfigError(f"--drain is {args.drain}; it must be a number of seconds from 0")
+        os.environ["HOBBIT_DRAIN"] = str(args.drain)
     server_flags.check_address(args.passed_on)
     arguments = _arguments_without_model(args, cache) if without_model else _arguments_of_model(args)
     become([str(SERVER), *arguments])

@@ -2,6 +2,7 @@
 """`pyhobbit serve` from start to end: ready, refused, interrupted, used for long."""
 
 import http.client
+import json
 import re
 import signal
 import socket
@@ -78,6 +79,32 @@ def test_a_signal_ends_it_while_it_generates(
     options = ("--parallel", 1, "--pools", "3M", *LONG)
     with serving(tiny_gguf, tmp_path / "log", *options) as server, streaming(server) as answer:
         server.process.send_signal(interrupt)
+        assert b"The server is shutting down" in answer.read()
+        assert server.process.wait(END_TIMEOUT_S) == 0
+
+
+def test_answers_end_within_the_time_to_drain(tiny_gguf: Path, tmp_path: Path) -> None:
+    options = ("--parallel", 2, "--pools", "3M", *LONG, "--drain", 300)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server, streaming(server, n_predict=400) as answer:
+        server.process.terminate()
+        wait_until(lambda: server.request("/health").status == 503)
+        assert "the server ends when its answers are written" in server.request("/health").error
+        assert server.complete(n=4)  # a proxy has not noticed yet
+        pieces = [json.loads(line[6:]) for line in answer if line.startswith(b"data:")]
+        assert pieces[-1]["tokens_predicted"] == 400
+        assert server.process.wait(END_TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_answers_that_take_longer_than_the_drain_end_with_a_reason(
+    tiny_gguf: Path, tmp_path: Path, again: bool
+) -> None:
+    options = ("--parallel", 1, "--pools", "3M", *LONG, "--drain", 300 if again else 1)
+    with serving(tiny_gguf, tmp_path / "log", *options) as server, streaming(server) as answer:
+        server.process.terminate()
+        if again:
+            wait_until(lambda: server.request("/health").status == 503)
+            server.process.terminate()
         assert b"The server is shutting down" in answer.read()
         assert server.process.wait(END_TIMEOUT_S) == 0
 
@@ -178,6 +205,7 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--memory", "1G", "--mmproj-url", "http://h/m.gguf"), 2, "what --mmproj-url takes is not known"),
         (("--memory", "1G", "-md", "m.gguf"), 2, "what --model-draft takes is not known"),
         (("--hf-repo", "a/b"), 2, "both MODEL"),
+        (("--drain", "-1"), 2, "--drain is -1; it must be a number of seconds from 0"),
         (("--spec-type", "draft-simple"), 2, "draft-simple drafts by another model: give --spec-draft-model"),
         (("--spec-type", "ngram-mod,draft-eagle3"), 2, "draft-eagle3 drafts by another model"),
         (("--policy", "nope"), 2, "policy is 'nope'; choose one of "),
