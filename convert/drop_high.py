@@ -81,12 +81,12 @@ class _Experts:
         path, tiers = file.path, read_tiers(file)
         if file.get("split.count", 0) > 1 or LOW not in tiers.names or file.get("hobbit.sidecar", False):
             raise HobbitError(
-                f"--drop-high needs one file with two tiers, and {path} is none: make it with "
+                f"drop_high needs one file with two tiers, and {path} is none: make it with "
                 f"pyhobbit convert --low TYPE MODEL"
             )
         if tiers.partial:
             raise HobbitError(
-                f"the high tier of {path} has some experts alone: --drop-high needs a file with two complete "
+                f"the high tier of {path} has some experts alone: drop_high needs a file with two complete "
                 "tiers"
             )
         routed = {part: tensor for tensor in file.tensors if (part := routed_part(tensor.name))}
@@ -97,7 +97,7 @@ class _Experts:
         self.low = {part: low for part in self.high if (low := tensors.get(tier_tensor_name(part, LOW, 0)))}
         if [tensor.ne for tensor in self.low.values()] != [tensor.ne for tensor in self.high.values()]:
             raise HobbitError(
-                f"--drop-high cannot keep the low tier of {path}, which has several types per tensor"
+                f"drop_high cannot keep the low tier of {path}, which has several types per tensor"
             )
         self.n_experts = {part.layer: tensor.ne[2] for part, tensor in self.high.items()}
         width = max(self.n_experts.values())
@@ -119,9 +119,9 @@ def _calibration(model: _Experts) -> tuple[Sequence[float], float]:
     """Divergences and price of a calibration by static widths. Raises HobbitError."""
     path = calibration_path(model.file.path)
     keys = read_gguf(path).metadata if path.exists() else {}
-    command = f"pyhobbit calibrate {model.file.path} --text FILE --rule edgemoe"
+    command = f"pyhobbit calibrate {model.file.path} --text FILE --set rule=edgemoe"
     if "hobbit.rule" not in keys or keys["hobbit.rule"].value() != "edgemoe":
-        raise HobbitError(f"--drop-high takes the experts' sensitivities from a calibration: run {command}")
+        raise HobbitError(f"drop_high takes the experts' sensitivities from a calibration: run {command}")
     divergences = keys["hobbit.low_costs"].value()
     size = keys["hobbit.model_bytes"].value() if "hobbit.model_bytes" in keys else None
     if size != model.file.size or len(divergences) != len(model.n_experts) * max(model.n_experts.values()):
@@ -136,7 +136,7 @@ def _least_sensitive(model: _Experts, divergences: Sequence[float], share: float
     n_dropped = round(share * len(ranked))
     if not 0 < n_dropped < len(ranked):
         raise HobbitError(
-            f"--drop-high {share:g} drops {n_dropped} of {len(ranked)} experts: some must go, and some stay"
+            f"drop_high {share:g} drops {n_dropped} of {len(ranked)} experts: some must go, and some stay"
         )
     return ranked[:n_dropped]
 
@@ -150,7 +150,7 @@ def _within_limit(model: _Experts, divergences: Sequence[float], price: float) -
         raise HobbitError(
             f"within its limit, {calibration_path(model.file.path)} keeps {len(dropped)} of "
             f"{len(model.places)} experts low: some must go, and some stay; calibrate with another limit, or "
-            "give --drop-high a share"
+            "give drop_high a share"
         )
     return dropped
 

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 try:
     from pyhobbit.convert.options import Options
+    from pyhobbit.errors import ConfigError
     from pyhobbit.model.file_names import model_stem
     from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
     from pyhobbit.native.threads import processor_cores
+    from pyhobbit.settings.table import Key
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
@@ -21,16 +24,35 @@ except ModuleNotFoundError as error:
     sys.exit(f"{error}: run 'make build' in {home}, then '. {home}/.venv/bin/activate', and this again")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the verb."""
+_KEYS = {
+    "t1": Key(
+        "number",
+        "threshold to store: high precision until the gate weights sum to it; 1: none (default: 0.6)",
+    ),
+    "t2": Key(
+        "number",
+        "threshold to store: low precision until they sum to it, the rest is skipped (default: 1, none is)",
+    ),
+    "drop_high": Key(
+        "text",
+        "of MODEL, a file with two tiers, leave out this share of the high versions, such as 0.5: those that "
+        f"calibrate --set rule=edgemoe found least sensitive; {Options.within_limit}: as many as it found "
+        "within your limit (default output: MODEL-partial.gguf)",
+        "SHARE",
+    ),
+}
+
+
+def add_arguments(parser: Any) -> None:
+    """Declares the options of the verb. parser: of pyhobbit.cli.help."""
     parser.epilog = (
         "All tensors but the routed experts keep MODEL's type. A checkpoint is read as\n"
         "f16, as f32 or bf16 if --high is that, in its own 16-bit type otherwise."
     )
     add = parser.add_argument
     add_model_arguments(parser, "a GGUF, single or split, or a folder with a Hugging Face checkpoint")
-    what = "output file (default: MODEL-hobbit.gguf beside MODEL; with --hf-repo in this folder)"
-    add("-o", "--output", type=Path, metavar="OUT", help=what)
+    what = "output file (default: MODEL-hobbit.gguf beside MODEL; with -hf in this folder)"
+    add("-o", dest="output", type=Path, metavar="OUT", help=what)
     what = "type of the low tier (default: about half the bits of the high tier)"
     add("--low", metavar="TYPE", help=what)
     what = "take the experts of OTHER, a smaller GGUF of the same model, as the low tier, as they are"
@@ -40,26 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
     add("--imatrix", type=Path, metavar="FILE", help=what)
     add("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
-    what = "threshold to store: high precision until the gate weights sum to T; 1: none (default: 0.6)"
-    add("--t1", type=float, metavar="T", help=what)
-    what = "likewise: low precision until they sum to T, the rest is skipped (default: 1, nothing is)"
-    add("--t2", type=float, metavar="T", help=what)
-    what = (
-        "of MODEL, a file with two tiers, leave out this share of the high versions, such as 0.5: those that "
-        f"calibrate --rule edgemoe found least sensitive; {Options.within_limit}: as many as it found within "
-        "your limit (default output: MODEL-partial.gguf)"
-    )
-    add("--drop-high", type=_share, metavar="SHARE", help=what)
     add("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     what = "replace an existing output, and allow a low tier that is hardly smaller than the high one"
     add("--force", action="store_true", help=what)
     add("--threads", type=int, metavar="N", default=processor_cores(), help="default: all cores, %(default)s")
+    parser.add_keys(_KEYS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the verb with parsed options; returns the exit status. Raises HobbitError."""
     from pyhobbit.convert.pipeline import convert
 
+    args.drop_high = args.drop_high and _share(args.drop_high)
     with _cleaning_up():
         check_model_arguments(args)
         if args.hf_repo is not None:
@@ -76,7 +90,7 @@ def _share(text: str) -> float | str:
         return text if text == Options.within_limit else float(text)
     except ValueError as e:
         what = f"'{text}' is neither a share, such as 0.5, nor {Options.within_limit}"
-        raise argparse.ArgumentTypeError(what) from e
+        raise ConfigError(what) from e
 
 
 def _check_types(args: argparse.Namespace) -> None:

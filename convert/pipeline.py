@@ -84,13 +84,13 @@ def _check_drop_high(options: Options) -> None:
         return
     given = {"--low": options.low, "--low-from": options.low_from, "--high": options.high}
     given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
-    given |= {"--t1": options.t1 is not None, "--t2": options.t2 is not None}
+    given |= {"t1": options.t1 is not None, "t2": options.t2 is not None}
     if names := [name for name, value in given.items() if value]:
-        raise HobbitError(f"--drop-high leaves types and thresholds as they are: drop {names[0]}")
+        raise HobbitError(f"drop_high leaves types and thresholds as they are: drop {names[0]}")
     if isinstance(options.drop_high, float) and not 0 < options.drop_high < 1:
-        raise HobbitError(f"--drop-high {options.drop_high:g}: give a share above 0 and below 1")
+        raise HobbitError(f"drop_high {options.drop_high:g}: give a share above 0 and below 1")
     if options.model.is_dir():
-        raise HobbitError("--drop-high needs a file with two tiers, but MODEL is a folder: convert it first")
+        raise HobbitError("drop_high needs a file with two tiers, but MODEL is a folder: convert it first")
 
 
 def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | None = None) -> Recipe:

@@ -122,7 +122,7 @@ def tiny_experts(kind: str) -> Path:
 
 def convert(*arguments: str | Path) -> None:
     """Whatever the sizes are; the output stores no thresholds, so that it runs all high."""
-    _call(sys.executable, "-m", "pyhobbit", "convert", "--force", "--t1", "1", *arguments)
+    _call(sys.executable, "-m", "pyhobbit", "convert", "--force", "--set", "t1=1", *arguments)
 
 
 @_once

@@ -145,7 +145,7 @@ def systems(run: Run) -> list[Figure]:
     }
     for name, own in calibrated(run.model).items():
         arms[name] = paper("edgemoe") if own["rule"] == "edgemoe" else own
-    title = "speed and quality on the text, one token at a time; EdgeMoE needs calibrate --rule edgemoe"
+    title = "speed and quality on the text, one token at a time; EdgeMoE needs calibrate --set rule=edgemoe"
     papers = "HOBBIT Fig. 3a, HOBBIT Fig. 16, EdgeMoE Fig. 11, MoBiLE Table II"
     return [_table(run, papers, title, arms)]
 

@@ -13,13 +13,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit._tables import COUNTERS
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
 from pyhobbit.engine.stats import rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import format_size
-from pyhobbit.settings.table import OPTIONS
+from pyhobbit.settings.table import OPTIONS, Key
 
 # Modules that load the native libraries are imported when they are needed.
 if TYPE_CHECKING:
@@ -35,26 +36,26 @@ Figures = dict[str, float | None]
 """Figures by JSON key."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
     lengths = f"about so many tokens in the prompts (default: {' '.join(map(str, _PROMPTS))})"
     add("--prompts", type=int, nargs="+", default=_PROMPTS, metavar="N", help=lengths)
     tokens = "tokens to decode (default: %(default)s)"
-    add("-n", "--tokens", type=int, default=_DECODED, metavar="N", help=tokens)
-    warm_up = "tokens to decode before, which fill the cache (default: %(default)s)"
-    add("--warm-up", type=int, default=_WARM_UP, metavar="N", help=warm_up)
+    add("-n", dest="tokens", type=int, default=_DECODED, metavar="N", help=tokens)
     reps = "repetitions, of which medians are shown (default: %(default)s)"
     add("--reps", type=int, default=1, metavar="N", help=reps)
     add("--json", action="store_true", help="print one JSON document")
-    add_engine_arguments(parser, [name for name in OPTIONS if name != "trace"])
+    warm_up = f"tokens to decode before, which fill the cache (default: {_WARM_UP})"
+    keys = {"warm_up": Key("count", warm_up, default=_WARM_UP)}
+    add_engine_arguments(parser, [name for name in OPTIONS if name != "trace"], keys)
 
 
 def run(args: argparse.Namespace) -> int:
     for option, least, values in (
         ("--prompts", 1, args.prompts),
-        ("--tokens", 1, [args.tokens]),
-        ("--warm-up", 0, [args.warm_up]),
+        ("-n", 1, [args.tokens]),
+        ("warm_up", 0, [args.warm_up]),
         ("--reps", 1, [args.reps]),
     ):
         if min(values) < least:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
     add_model_options,
     add_override_argument,
@@ -18,19 +19,32 @@ from pyhobbit.cli.options import (
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import calibration_path, options_path
 from pyhobbit.settings.config import CalibrationConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.table import Key
 
 if TYPE_CHECKING:
     from pyhobbit.quality.report import CalibrationReport
 
 # The others are what calibration finds, or do not change what is measured.
 _SETTINGS = ("memory", "pools", "io_threads", "sidecar")
+_KEYS = {
+    "rule": Key(
+        "choice",
+        "precision rule to fit (default: gate and price; the one that reads less is stored)",
+        "|".join(CalibrationConfig.all_rules),
+    ),
+    "cost_chunks": Key(
+        "count",
+        f"parts of the text for the costs of low precision (default: {CalibrationConfig.cost_chunks})",
+        default=CalibrationConfig.cost_chunks,
+    ),
+}
 _SAMPLE_SECONDS = 2.0
 # Options of the file beside the model; its context is that of a conversation.
 _OWN = ("memory", "pools", "io_threads", "threads")
 _PRECISION = {"quality", "rule", "price", "t1", "t2"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
     add("--text", type=Path, metavar="FILE", help="a text of the kind that you ask about")
@@ -42,16 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-kl", type=float, metavar="NATS", help=what)
     what = "most parts of the text, half of which check the limit (default: %(default)s)"
     add("--chunks", type=int, default=CalibrationConfig.max_chunks, metavar="N", help=what)
-    what = "precision rule to fit (default: gate and price; the one that reads less is stored)"
-    add("--rule", choices=CalibrationConfig.all_rules, help=what)
-    what = "parts of the text for the costs of low precision (default: %(default)s)"
-    add("--cost-chunks", type=int, default=CalibrationConfig.cost_chunks, metavar="N", help=what)
     what = f"tokens per part (default: {EvaluationConfig.default_n_ctx})"
     add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
     add_thread_arguments(parser, ", and tables of the results")
     add_override_argument(parser)
-    add_setting_arguments(parser, _SETTINGS)
+    add_setting_arguments(parser, _SETTINGS, _KEYS)
 
 
 def run(args: argparse.Namespace) -> int:

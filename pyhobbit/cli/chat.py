@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyhobbit.chat.screen import note
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import (
     add_answer_arguments,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _STANDARD_INPUT = Path("-")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
     _add_prompt(parser)
     add_sampling_arguments(parser)
@@ -50,7 +51,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before TEXT; repeatable")
-    add("-q", "--quiet", action="store_true", help="show the answers, no figures and no thinking")
+    add("-q", dest="quiet", action="store_true", help="show the answers, no figures and no thinking")
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
     add_answer_arguments,
     add_engine_arguments,
@@ -44,7 +45,7 @@ class Row:
     note: str = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--write", action="store_true", help="keep the given options in MODEL.toml")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -16,6 +16,10 @@ TAKEN: Mapping[str, str] = {
     "-t": "--threads",
     "-s": "--seed",
     "--temperature": "--temp",
+    "--hf-repo": "-hf",
+    "--output": "-o",
+    "--quiet": "-q",
+    "--tokens": "-n",
 }
 
 _LAYERS = "a GPU build puts all layers on the GPU, and --device-memory SIZE limits the experts there"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The help of the verbs: --help shows the common options on a small screen, --help-all more of them, and
---help-research those for papers."""
+"""The help of the verbs: --help shows the common options on a small screen, and --help-all the others."""
 
 import argparse
 import re
@@ -8,9 +7,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pyhobbit.cli.status import complain
+from pyhobbit.errors import ConfigError, did_you_mean
+from pyhobbit.settings.table import NAMED, Key
 
 COMMON: Mapping[str, Collection[str]] = {
     "bench": ("model", "--prompts", "-n", "--reps", "--json", "--memory", "--ctx", "--quality"),
@@ -20,7 +22,7 @@ COMMON: Mapping[str, Collection[str]] = {
     "convert": ("model", "-o", "--low", "--low-from", "--high", "--imatrix", "--sidecar", "--dry-run"),
     "inspect": ("model", "--no-speed", "--json", "--memory", "--ctx", "--quality"),
     "serve": ("model", "--memory", "--quality", "--host", "--port", "--api-key", "--parallel"),
-    "simulate": ("--trace", "--capacity", "--policy", "--t1", "--t2", "--predictor", "--json"),
+    "simulate": ("--trace", "--capacity", "--policy", "--set", "--json"),
 }
 """By verb, the options that --help shows, where that is not all of them."""
 
@@ -32,7 +34,7 @@ EXAMPLES: Mapping[str, str] = {
     "convert": "--sidecar m.gguf",
     "inspect": "m.gguf --memory 8G",
     "serve": "m.gguf --memory 8G --port 8000",
-    "simulate": "--trace run.csv --capacity 0.2",
+    "simulate": "--trace run.csv --capacity 0.2 --set t1=0.6",
 }
 """By verb, arguments that --help shows, of those in COMMON."""
 
@@ -43,6 +45,16 @@ _SENTENCES = {
     "argument (.*): expected .*": r"\1 needs a value, with = before one that begins with -",
 }
 _GROUPS = {"pull": "models", "config": "tune, measure, others"}  # titles by the verb that they stand before
+METAVARS = {
+    "number": "F",
+    "count": "N",
+    "size": "SIZE",
+    "flag": "true|false",
+    "path": "FILE",
+    "list": "F,...",
+}
+TYPES: Mapping[str, Any] = {"number": float, "count": int, "path": Path}
+_FLAGS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _MAX_WIDTH = 100
 _OWN: Mapping[str, Any] = {"add_help": False, "allow_abbrev": False}
 _COLUMN, _COMMON_COLUMN = 27, 24  # columns at which explanations begin
@@ -78,13 +90,13 @@ def _usage_word(action: argparse.Action) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser of ours. declared: its arguments and options, which argparse has no public way to list.
 
-    research: dests of options for papers and engineers.  example: arguments that --help shows.
+    settable: by the keys of --set, what stands for a value, and their help.  example: for --help.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.declared: list[argparse.Action] = []
         self.example = ""
-        self.research: set[str] = set()
+        self.settable: dict[str, tuple[str, str]] = {}
         super().__init__(*arguments, **{"formatter_class": HelpFormatter, **_OWN, **named})
 
     def add_argument(self, *names: Any, **named: Any) -> argparse.Action:
@@ -104,22 +116,27 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action=_Help, const=common, help="show this help message and exit")
         if common:
             self.add_argument("--help-all", action=_Help, const=(), help="show more options and exit")
-        if self.research:
-            what = "show the options for papers and engineers and exit"
-            self.add_argument("--help-research", action=_Help, const=self.research, help=what)
         words = filter(None, map(_usage_word, self.declared))
         self.usage = " ".join(["%(prog)s", *words, "[options]"])
 
+    def add_keys(self, keys: Mapping[str, Key]) -> None:
+        """Declares --set KEY=VALUE, which gives options of these names."""
+        self.settable = {name: (key.metavar or METAVARS[key.kind], key.help) for name, key in keys.items()}
+        self.set_defaults(**{name: key.default for name, key in keys.items()})
+        what = "one of the settings that only studies need, such as "
+        what += f"{next(iter(keys))}=...; repeatable, --help-all lists them"
+        action = self.add_argument("--set", action=_Set, const=keys, metavar="KEY=VALUE", help=what)
+        action.completer = lambda **_: [f"{name}=" for name in keys]  # type: ignore[attr-defined]
+
     def format_help(self) -> str:
-        """All but the options for research."""
-        hidden = {each: each.help for each in self.declared if each.dest in self.research}
-        try:
-            for each in hidden:
-                each.help = argparse.SUPPRESS
-            return super().format_help()
-        finally:
-            for each, text in hidden.items():
-                each.help = text
+        """All options, and the keys of --set."""
+        formatter = HelpFormatter(self.prog)
+        formatter.start_section("keys of --set, for studies")
+        for key, (metavar, text) in self.settable.items():
+            formatter.add_argument(argparse.Action([], key, metavar=f"{key}={metavar}", help=text))
+        formatter.end_section()
+        keys = formatter.format_help()
+        return super().format_help() + (f"\n{keys}" if keys else "")
 
     def options(self) -> dict[str, int]:
         """By each name of each option, how many values it takes: 0 or 1."""
@@ -138,14 +155,34 @@ class Parser(argparse.ArgumentParser):
         formatter = HelpFormatter(self.prog, _COMMON_COLUMN)
         formatter.add_usage(self.usage, self.declared, ())
         formatter.add_text((self.description or "").strip().split("\n\n")[0])
-        formatter.start_section("for papers and engineers" if names is self.research else "common options")
+        formatter.start_section("common options")
         formatter.add_arguments(shown)
         formatter.end_section()
         example = f"Example: {self.prog} {self.example}"
-        n = sum(each.dest not in self.research for each in self.declared)
-        further = f"; for papers {len(self.research)} more: --help-research" if self.research else ""
-        formatter.add_text(f"{example}\nAll {n} options: {self.prog} --help-all{further}")
+        formatter.add_text(f"{example}\nAll {len(self.declared)} options: {self.prog} --help-all")
         return formatter.format_help()
+
+
+class _Set(argparse.Action):
+    """Takes KEY=VALUE for the option KEY. const: the keys. Raises ConfigError."""
+
+    def __call__(
+        self, _parser: object, options: argparse.Namespace, given: Any, _name: object = None
+    ) -> None:
+        key, _, value = given.partition("=")
+        name = key.removeprefix("hobbit.").replace("-", "_")
+        if name not in self.const:
+            hint = f"--{name.replace('_', '-')} is an option of its own" if name in NAMED else ""
+            hint = hint or did_you_mean(name, self.const, f"there are {', '.join(self.const)}")
+            raise ConfigError(f"--set has no key {key}; {hint}")
+        kind, metavar = self.const[name].kind, self.const[name].metavar or METAVARS[self.const[name].kind]
+        try:
+            parsed = _FLAGS[value] if kind == "flag" else TYPES.get(kind, str)(value)
+        except (KeyError, ValueError):
+            parsed = ""
+        if parsed == "":
+            raise ConfigError(f"--set {name} needs a value {metavar}, as in {name}={metavar}, not '{value}'")
+        setattr(options, name, parsed)
 
 
 class _Help(argparse.Action):

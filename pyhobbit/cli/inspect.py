@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rpc_devices, engine_config
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
@@ -19,7 +20,7 @@ from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file, parse_repository
 from pyhobbit.model.other_programs import moe_form
 from pyhobbit.settings.config import EngineConfig, format_size, parse_size
-from pyhobbit.settings.table import NUMBERS, OPTIONS
+from pyhobbit.settings.table import NUMBERS, OPTIONS, Key
 
 # Modules that load the native libraries are imported when they are needed.
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from pyhobbit.model.model_file import ModelFile, Tier
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
     add("--no-speed", action="store_true", help="skip the speed estimate, which loads the model")
-    what = "bytes per second of the disk, in place of measuring; for USER/NAME"
-    add("--disk-speed", type=parse_size, metavar="SIZE", help=what)
     add("--json", action="store_true", help="print everything as one JSON document")
-    add_engine_arguments(parser, [name for name in OPTIONS if name not in ("trace", "timeline")])
+    what = "bytes per second of the disk, in place of measuring; for USER/NAME"
+    names = [name for name in OPTIONS if name not in ("trace", "timeline")]
+    add_engine_arguments(parser, names, {"disk_speed": Key("size", what)})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             _recommend(repository, config.cache.memory, args)
             return 0
     if args.disk_speed is not None:
-        raise ConfigError("--disk-speed is for USER/NAME without a QUANT; leave it out")
+        raise ConfigError("disk_speed is for USER/NAME without a QUANT; leave it out")
     add_rpc_devices(args)
     model = model_path(args)
     if add_model_options(args, model):
@@ -62,7 +63,7 @@ def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
 
     repo = recommend.Repo(name)
     files = repo.sizes()
-    machine = recommend.this_machine(memory, args.disk_speed)
+    machine = recommend.this_machine(memory, args.disk_speed and parse_size(args.disk_speed))
     found = recommend.choices(repo, files, machine)
     if args.json:
         rows, chosen = [asdict(each) for each in found], recommend.best(found).label

@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def with_options(message: str) -> str:
-    """An error with names of options: hobbit.io_threads is --io-threads, as is io_threads at its start."""
-    from pyhobbit.settings.table import OPTIONS
+    """An error with names of options: hobbit.device_memory is --device-memory, and hobbit.t1 is t1."""
+    from pyhobbit.settings.table import NAMED, OPTIONS
 
-    options = {name: f"--{name.replace('_', '-')}" for name in OPTIONS}
+    options = {name: f"--{name.replace('_', '-')}" if name in NAMED else name for name in OPTIONS}
     options |= {"n_batch": "--batch", "n_ctx": "--ctx", "n_threads": "--threads"}
     first = message.partition(" ")[0]
     if "_" in first and first in options:

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from pyhobbit.cli.help import Parser
+from pyhobbit.cli.help import METAVARS, TYPES, Parser
 from pyhobbit.errors import ConfigError
 from pyhobbit.settings.config import (
     SAMPLING_HELP,
@@ -19,47 +20,52 @@ from pyhobbit.settings.config import (
     parse_size,
 )
 from pyhobbit.settings.papers import PAPER_HELP, paper_text, settings_of
-from pyhobbit.settings.table import OPTIONS, RESEARCH, default_text, help_text
+from pyhobbit.settings.table import NAMED, OPTIONS, Key, default_text, help_text
 
-_KINDS: Mapping[str, Mapping[str, Any]] = {
-    "number": {"type": float, "metavar": "F"},
-    "count": {"type": int, "metavar": "N"},
-    "size": {"metavar": "SIZE"},
-    "flag": {"action": argparse.BooleanOptionalAction},
-    "choice": {"metavar": "NAME"},
-    "text": {"metavar": "NAME"},
-    "path": {"type": Path, "metavar": "FILE"},
-}
 _LEAST_BYTES = 1000  # a number below this is no size in bytes
-_LIST = {"metavar": "F,..."}
 _SHORT = 32  # characters of choices that stand in place of NAME
-_CACHE = "expert cache (a calibrated model has defaults of its own)"
+
+
+def _key(name: str) -> Key:
+    """The key of a setting."""
+    specs = OPTIONS[name]
+    words = "|".join(specs[0].choices)
+    is_short = 0 < len(words) < _SHORT
+    text = specs[0].help if is_short else help_text(name)
+    text, note = text.removesuffix("."), default_text(name)
+    note = note.lower() if specs[0].kind == "flag" else note
+    start = text[0].lower() + text[1:] if text[1:2].islower() else text
+    text = (f"{start} (default: {note})" if note else start).replace("%", "%%")
+    kind = "list" if len(specs) > 1 else specs[0].kind
+    return Key(kind, text, words if is_short else METAVARS.get(kind, "NAME"))
 
 
 def add_setting_arguments(
-    parser: argparse.ArgumentParser,
-    names: Collection[str] = tuple(OPTIONS),
-    is_group: bool = True,
+    parser: Parser, names: Collection[str] = tuple(OPTIONS), more: Mapping[str, Key] = MappingProxyType({})
 ) -> None:
-    """Declares options of the cache; cache_config() takes the parsed arguments.  is_group: under a title."""
-    group = parser.add_argument_group(_CACHE) if is_group else parser
-    if is_group and isinstance(parser, Parser):
-        parser.research |= set(names).intersection(RESEARCH)
-    for name in names:
-        specs = OPTIONS[name]
-        kind = _LIST if len(specs) > 1 else _KINDS[specs[0].kind]
-        words = "|".join(specs[0].choices)
-        if is_short := 0 < len(words) < _SHORT:
-            kind = {"metavar": words}
-        text = _with_default(specs[0].help if is_short else help_text(name), name)
-        group.add_argument(f"--{name.replace('_', '-')}", help=text, **kind)
+    """Declares settings of the cache, those of studies as keys of --set; cache_config() takes them.
+
+    more: keys that the verb takes beside settings.
+    """
+    if named := [name for name in NAMED if name in names]:
+        group = parser.add_argument_group("expert cache (a calibrated model has defaults of its own)")
+        for name in named:
+            key = _key(name)
+            given = {"type": TYPES.get(key.kind, str), "metavar": key.metavar, "help": key.help}
+            group.add_argument(f"--{name.replace('_', '-')}", **given)
+    parser.add_keys({name: _key(name) for name in names if name not in NAMED} | dict(more))
 
 
-def _with_default(text: str, name: str) -> str:
-    """The help of one setting's option, as argparse takes it."""
-    text, note = text.removesuffix("."), default_text(name)
-    start = text[0].lower() + text[1:] if text[1:2].islower() else text
-    return (f"{start} (default: {note})" if note else start).replace("%", "%%")
+def moved(argument: str, parser: Parser) -> str | None:
+    """The error for an option that became a key of --set; None for others."""
+    name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+    key = name.removeprefix("no_")
+    if not argument.startswith("--") or key not in parser.settable:
+        return None
+    metavar = parser.settable[key][0]
+    if metavar == METAVARS["flag"]:
+        metavar = "true" if key == name else "false"
+    return f"--{name.replace('_', '-')} is no option of its own any more; give --set {key}={metavar}"
 
 
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
@@ -91,7 +97,7 @@ def setting_value(name: str, given: Any) -> Any:
     """An option of the cache as it is set; given: as on the command line, or a value. Raises ConfigError."""
     specs = OPTIONS[name]
     if len(specs) > 1 and isinstance(given, str):
-        return numbers(given, ",", f"--{name}")
+        return numbers(given, ",", name)
     if specs[0].kind != "size" or not isinstance(given, str):
         return given
     if given.strip().isdecimal() and 0 < int(given) < _LEAST_BYTES:
@@ -124,8 +130,6 @@ def add_override_argument(parser: argparse.ArgumentParser) -> None:
     """Declares --override-kv, which engine_config() takes."""
     what = "metadata in place of the file's, e.g. qwen3moe.expert_used_count=int:4"
     parser.add_argument("--override-kv", metavar="KEY=TYPE:VALUE,...", help=what)
-    if isinstance(parser, Parser):
-        parser.research.add("override_kv")
 
 
 def overrides(text: str) -> dict[str, Setting]:
@@ -150,8 +154,10 @@ def overrides(text: str) -> dict[str, Setting]:
     return found
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, names: Collection[str] = tuple(OPTIONS)) -> None:
-    """Declares how a model is opened, for engine_config() and add_rpc_devices(). names: of the cache's."""
+def add_engine_arguments(
+    parser: Parser, names: Collection[str] = tuple(OPTIONS), more: Mapping[str, Key] = MappingProxyType({})
+) -> None:
+    """Declares how a model is opened, for engine_config() and add_rpc_devices(). names, more: of settings."""
     least, *_, most = EngineConfig.contexts
     context = f"tokens of context (default: {least} to {most}, by memory; 0: the model's, the most)"
     parser.add_argument("--ctx", type=int, metavar="N", help=context)
@@ -163,15 +169,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser, names: Collection[str]
     what = "add other machines, which run 'pyhobbit worker', as the devices RPC0, RPC1 ..."
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
     add_override_argument(parser)
-    add_setting_arguments(parser, names)
+    add_setting_arguments(parser, names, more)
     add_paper_argument(parser)
 
 
 def add_paper_argument(parser: argparse.ArgumentParser) -> None:
     """Declares --paper, which cache_config() takes."""
     parser.add_argument("--paper", metavar="NAME", help=PAPER_HELP)
-    if isinstance(parser, Parser):
-        parser.research.add("paper")
 
 
 def add_batch_argument(parser: argparse._ActionsContainer) -> None:
@@ -219,10 +223,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares how the next token is drawn; sampling_config() takes the parsed arguments."""
     for field in fields(SamplingConfig):
         default = "random" if field.default is None else field.default
+        kind = "number" if field.type is float else "count"
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             help=f"{SAMPLING_HELP[field.name]} (default: {default})",
-            **_KINDS["number" if field.type is float else "count"],
+            type=TYPES[kind],
+            metavar=METAVARS[kind],
         )
 
 

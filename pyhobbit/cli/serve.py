@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Runs llama.cpp's server, with its experts in the cache.
 
-Every option of llama-server is passed on; llama-server's own help: pyhobbit serve --llama-help
+Every option of llama-server is passed on; llama-server's own help: pyhobbit llama server --help
 """
 
 import argparse
@@ -25,6 +25,7 @@ from pyhobbit.cli.options import (
     add_paper_argument,
     add_setting_arguments,
     cache_config,
+    moved,
 )
 from pyhobbit.cli.server_flags import SERVER, any_given, known, value
 from pyhobbit.errors import ConfigError, HobbitError
@@ -97,7 +98,7 @@ _DRAFTS = 3  # its own default
 _NGRAM_TABLE = 16 << 20  # bytes that drafts by n-grams take beside all requests
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declares the options of the verb; parse() takes llama-server's as well."""
     add_model_arguments(parser, "GGUF file (default: all of pyhobbit list, by name)")
     add_batch_argument(parser)
@@ -110,7 +111,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("llama-server, among others")
     for flag, (metavar, what) in _PASSED_ON.items():
         group.add_argument(flag, metavar=metavar, help=what)
-    group.add_argument("--llama-help", action="store_true", help="show all options of llama-server and exit")
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -125,6 +125,10 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
         name, *given = server_flags.normal(argument)
         if name in _MODEL_FLAGS:
             ours += given or server_flags.take(rest, 1)
+        elif name == "--hf-repo":
+            ours += ["-hf", *(given or server_flags.take(rest, 1))]
+        elif error := moved(argument, parser):
+            raise ConfigError(error)
         elif argument.partition("=")[0] in own:
             n_values = 0 if "=" in argument else own[argument.partition("=")[0]]
             ours += [argument, *server_flags.take(rest, n_values)]
@@ -146,8 +150,6 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> int:
     """Becomes llama-server, which gets all signals and whose exit status is ours. Raises HobbitError."""
     cache = cache_config(args)  # refuses settings before a model is downloaded
-    if args.llama_help:
-        become([str(SERVER), "--help"])
     if any_given(_ANSWERS, args.passed_on):
         become([str(SERVER), *args.passed_on])
     without_model = args.model is None and args.hf_repo is None

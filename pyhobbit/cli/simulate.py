@@ -13,9 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import add_setting_arguments, cache_config, numbers
 from pyhobbit.errors import ConfigError
-from pyhobbit.settings.table import KEYS, OPTIONS
+from pyhobbit.settings.table import KEYS, OPTIONS, Key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 
 _LRU = "lru"
 _RULE = {*OPTIONS["rule"][0].replaced_by} - {*KEYS["quality"]}  # the rule and its numbers
-_SETTINGS = (*(name for name in KEYS if _RULE & {*KEYS[name]}), "low_share", "weights", "prefetch_bar")
+_SETTINGS = (
+    *(name for name in KEYS if _RULE & {*KEYS[name]}),
+    "low_share",
+    "weights",
+    "prefetch_bar",
+    "predictor",
+)
 
 # Columns of the table: the key of a run's document, and its format.
 _COLUMNS = {
@@ -44,33 +51,33 @@ Run = dict[str, Any]
 """One policy at one capacity, as JSON has it."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+_KEYS = {
+    "bits_high": Key("number", "bits per weight in high precision (default: 16, of f16)", default=16.0),
+    "bits_low": Key("number", "bits per weight in low precision (default: 4.5, of q4_0)", default=4.5),
+    "floors": Key("flag", "a layer keeps its even share of a pool, as when a model runs", default=False),
+    "prior": Key(
+        "path",
+        "trace of an earlier run, whose decoding says which experts are used, and on which paths: pools, "
+        "policies and predictors begin with it, and the policy static needs it",
+    ),
+    "seed": Key("count", "seed of the policy random (default: 0)", default=0),
+    "split": Key("text", "count only these decode steps; earlier ones warm the cache", "FIRST:LAST"),
+}
+_JUDGES = (
+    "also judge this predictor, one layer ahead. recall: share of the used experts that it names; "
+    "precision: share of the missing experts that it names which are then used"
+)
+
+
+def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="routing recorded by chat --trace")
     what = "cache size as a share of all experts in high precision, 0 to 1"
     add("--capacity", type=float, nargs="+", action="extend", required=True, metavar="F", help=what)
     what = "eviction policies; belady is the limit that none can beat (default: all)"
     add("--policy", nargs="+", action="extend", metavar="NAME", help=what)
-    what = "bits per weight in high precision (default: %(default)g, of f16)"
-    add("--bits-high", type=float, default=16.0, metavar="F", help=what)
-    what = "bits per weight in low precision (default: %(default)s, of q4_0)"
-    add("--bits-low", type=float, default=4.5, metavar="F", help=what)
-    add("--floors", action="store_true", help="a layer keeps its even share of a pool, as when a model runs")
-    what = (
-        "trace of an earlier run, whose decoding says which experts are used, and on which paths: pools, "
-        "policies and predictors begin with it, and the policy static needs it"
-    )
-    add("--prior", type=Path, metavar="FILE", help=what)
-    add("--seed", type=int, default=0, metavar="N", help="seed of the policy random (default: %(default)s)")
-    what = "count only these decode steps; earlier ones warm the cache"
-    add("--split", metavar="FIRST:LAST", help=what)
-    what = (
-        "also judge this predictor, one layer ahead. recall: share of the used experts that it names; "
-        "precision: share of the missing experts that it names which are then used"
-    )
-    add("--predictor", metavar="NAME", help=what)
     add("--json", action="store_true", help="print JSON instead of a table")
-    add_setting_arguments(parser, _SETTINGS, is_group=False)
+    add_setting_arguments(parser, _SETTINGS, {**_KEYS, "predictor": Key("choice", _JUDGES, "NAME")})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +103,7 @@ def _check(args: argparse.Namespace) -> None:
         if not 0 <= capacity <= 1:
             raise ConfigError(f"the capacity is {capacity}; it is a share of all experts, between 0 and 1")
     if not (0 < args.bits_low < math.inf and 0 < args.bits_high < math.inf):
-        raise ConfigError("--bits-low and --bits-high must be above 0")
+        raise ConfigError("bits_low and bits_high must be above 0")
     if not 0 <= args.seed < 2**64:
         raise ConfigError(f"the seed is {args.seed}; it must lie between 0 and 2^64 - 1")
 
@@ -107,7 +114,7 @@ def _earlier(path: Path, of: "Trace") -> "Trace":
     trace = read_trace(path)
     if (trace.n_layers, trace.n_experts) != (of.n_layers, of.n_experts):
         raise ConfigError(
-            f"--prior: {path} is a trace of another model than {of.path}; record one of this model"
+            f"prior: {path} is a trace of another model than {of.path}; record one of this model"
         )
     return trace
 
@@ -173,9 +180,9 @@ def _figures(result: "SimulationResult", base: "Simulation") -> dict[str, Any]:
 
 
 def _parse_split(text: str) -> tuple[int, int]:
-    steps = numbers(text, ":", "--split", int)
+    steps = numbers(text, ":", "split", int)
     if len(steps) != 2:
-        raise ConfigError(f"--split takes two decode steps like 0:64, not '{text}'")
+        raise ConfigError(f"split takes two decode steps like 0:64, not '{text}'")
     return steps[0], steps[1]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyhobbit.cli.habits import TAKEN, ignore
 from pyhobbit.cli.help import COMMON, EXAMPLES, Parser
+from pyhobbit.cli.options import moved
 from pyhobbit.errors import ConfigError
 
 _VERBS: Mapping[str, str] = {
@@ -131,6 +132,8 @@ def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
             ours += [TAKEN[name], *([value] if equals else ())]
         elif name not in known and "--memory" in known and ignore(name, bool(equals), rest):
             continue
+        elif name not in known and (error := moved(argument, parser)):
+            raise ConfigError(error)
         else:
             ours.append(argument)
     return [*models, *ours]

@@ -86,7 +86,7 @@ def choose(
     if is_asked and (of_cache or n_gpus != 1):
         wrong = f"needs one GPU, and {n_gpus or 'none'} can be used"
         if of_cache:
-            wrong = f"has no --{of_cache[0].replace('_', '-')}"
+            wrong = f"has no {of_cache[0]}"
         raise ConfigError(f"--placement layers leaves the experts to llama.cpp and {wrong}; leave one out")
     if cache.placement == "cache" or of_cache or n_gpus != 1:
         return as_given

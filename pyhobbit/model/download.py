@@ -240,7 +240,7 @@ def models_of(repo: Repo, files: Collection[str]) -> list[str]:
     if models := [file for file in sorted(files) if is_model(file)]:
         return models
     if any(re.fullmatch(kind, file) for kind in _WEIGHTS for file in files):
-        hint = "convert its checkpoint first with: pyhobbit convert --hf-repo"
+        hint = "convert its checkpoint first with: pyhobbit convert -hf"
         raise HobbitError(f"{repo.name} has no GGUF file; {hint} {repo.name}")
     for joined, pieces in file_names.raw_pieces(files).items():
         raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")

@@ -12,14 +12,14 @@ from pyhobbit.model.names import parse_repository, repository_in, suggestion
 def add_model_arguments(
     parser: argparse.ArgumentParser, what: str = "GGUF file; of a split model its first file"
 ) -> None:
-    """Declares MODEL and --hf-repo, one of which is needed; model_path() takes the parsed arguments."""
+    """Declares MODEL and -hf, one of which is needed; model_path() takes the parsed arguments."""
     where = "USER/NAME[:QUANT] or an address on Hugging Face"
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{what}; or {where}" if what else where)
-    parser.add_argument("-hf", "--hf-repo", metavar="REPO", help=f"instead of MODEL: {where}")
+    parser.add_argument("-hf", dest="hf_repo", metavar="REPO", help=f"instead of MODEL: {where}")
 
 
 def model_path(args: argparse.Namespace, checkpoint: bool = False) -> Path:
-    """The model's file, downloaded where --hf-repo names it. Raises HobbitError, KeyboardInterrupt."""
+    """The model's file, downloaded where -hf names it. Raises HobbitError, KeyboardInterrupt."""
     check_model_arguments(args)
     if args.hf_repo is None:
         return args.model
@@ -31,9 +31,9 @@ def model_path(args: argparse.Namespace, checkpoint: bool = False) -> Path:
 
 
 def check_model_arguments(args: argparse.Namespace) -> None:
-    """Raises ConfigError unless exactly one of MODEL and --hf-repo is given, and is no nonsense.
+    """Raises ConfigError unless exactly one of MODEL and -hf is given, and is no nonsense.
 
-    Makes MODEL a path, or moves it to --hf-repo, which becomes USER/NAME[:QUANT].
+    Makes MODEL a path, or moves it to -hf, which becomes USER/NAME[:QUANT].
     """
     if args.model is None and args.hf_repo is None:
         raise ConfigError(
@@ -41,7 +41,7 @@ def check_model_arguments(args: argparse.Namespace) -> None:
             f"Qwen/Qwen3-30B-A3B-GGUF; pyhobbit list shows those that are here{suggestion(Path.cwd())}"
         )
     if args.model is not None and args.hf_repo is not None:
-        raise ConfigError(f"both MODEL ({args.model}) and --hf-repo ({args.hf_repo}) are given; give one")
+        raise ConfigError(f"both MODEL ({args.model}) and -hf ({args.hf_repo}) are given; give one")
     if args.hf_repo is not None:
         args.hf_repo = repository_in(args.hf_repo) or args.hf_repo
     elif isinstance(args.model, str):

@@ -106,7 +106,7 @@ class CalibrationReport:
         if self.static_low:
             lines.append(
                 f"  widths     {self.static_low:.1%} of the experts are low for all tokens; "
-                "pyhobbit convert --drop-high limit MODEL leaves out their high versions"
+                "pyhobbit convert --set drop_high=limit MODEL leaves out their high versions"
             )
         if quality.t1 == 1 and quality.price == 0:
             lines.append("             no cheaper setting meets the limit: everything stays high")

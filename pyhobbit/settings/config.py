@@ -191,7 +191,7 @@ SAMPLING_HELP: Mapping[str, str] = {
     "top_p": "draw from the most probable tokens that sum to this; 1: off",
     "min_p": "least probability relative to the best token; 0: off",
     "repeat_penalty": f"penalty on the last {SamplingConfig.repeat_last_n} tokens; 1: off",
-    "seed": "random seed; in low precision a text repeats with --strict alone",
+    "seed": "random seed; in low precision a text repeats with strict alone",
 }
 """Help of SamplingConfig's fields, for users."""
 
@@ -409,7 +409,7 @@ class CalibrationConfig:
             self.max_chunks >= self.min_chunks,
             f"--chunks is {self.max_chunks}; it must be at least {self.min_chunks}",
         )
-        _require(self.cost_chunks > 0, f"--cost-chunks is {self.cost_chunks}; it must be positive")
+        _require(self.cost_chunks > 0, f"cost_chunks is {self.cost_chunks}; it must be positive")
         names = ", ".join(self.all_rules)
         _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
 

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyhobbit._tables import SETTINGS, RuleNumbers, Setting
 
@@ -16,7 +16,12 @@ KEYS: Mapping[str, tuple[str, ...]] = {name: tuple(each.key for each in OPTIONS[
 
 _PEOPLES = ("memory", "pools", "quality", "sidecar", "io_threads", "device", "device_memory", "placement")
 RESEARCH: tuple[str, ...] = tuple(name for name in OPTIONS if name not in _PEOPLES)
-"""Options for papers and engineers, which --help-research shows."""
+"""Options for papers and engineers."""
+
+NAMED: tuple[str, ...] = tuple(
+    name for name in OPTIONS if name in (*_PEOPLES, "policy", "prefetch", "trace") and name != "io_threads"
+)
+"""Options that the command line has by name; it takes the others by --set."""
 
 LIVE: tuple[str, ...] = tuple(name for name, specs in OPTIONS.items() if specs[0].is_live)
 """Options that may change while a model is open."""
@@ -24,6 +29,15 @@ LIVE: tuple[str, ...] = tuple(name for name, specs in OPTIONS.items() if specs[0
 
 NUMBERS: tuple[str, ...] = tuple(each.name for each in fields(RuleNumbers))
 """Options that are numbers of rules for precision."""
+
+
+class Key(NamedTuple):
+    """A key of --set. kind: as of a setting, or "list".  metavar: for a value.  default: where not given."""
+
+    kind: str
+    help: str
+    metavar: str = ""
+    default: Any = None
 
 
 def default(option: str) -> Any:

@@ -311,7 +311,7 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--tokens", "0"], "--tokens takes a positive number"),
         (["--seconds", "0"], "--seconds takes a positive number"),
         (["--layers", "0"], "--layers is 0"),
-        (["--t1", "0.9", "--t2", "0.5"], "--t1 (0.9) must not be above --t2 (0.5)"),
+        (["--t1", "0.9", "--t2", "0.5"], "t1 (0.9) must not be above t2 (0.5)"),
         (["--arms", "theirs"], "unknown arm 'theirs'; choose one of stock, stock-128k"),
         (["--type", "q9"], "unknown type 'q9'"),
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),

@@ -53,7 +53,9 @@ def test_one_shot_prints_the_text_and_nothing_else(run_pyhobbit: RunPyhobbit, ti
     assert done.stderr.startswith("pyhobbit: GPU: ") == has_gpu()
     assert re.search(r"B read \(\S+ [KMG]iB per token\), ", done.stderr)
     assert "low precision" not in done.stderr
-    done = run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 20, "--pools", "8M", "--t1", 0.5, *GREEDY)
+    done = run_pyhobbit(
+        "chat", tiny_gguf, "-p", PROMPT, "-n", 20, "--pools", "8M", "--set", "t1=0.5", *GREEDY
+    )
     assert re.search(r"; [1-9]\d*% of the uses in low precision, 0% skipped; ", done.stderr)
     assert "hits" in done.stderr
 
@@ -120,7 +122,19 @@ def test_statistics_hold_what_was_promised(
     path = tmp_path / "stats.json"
     path.write_text("old")
     done = run_pyhobbit(
-        "chat", tiny_gguf, "-p", PROMPT, "-n", 16, "--pools", "8M", "--t1", "0", "--stats-json", path, *GREEDY
+        "chat",
+        tiny_gguf,
+        "-p",
+        PROMPT,
+        "-n",
+        16,
+        "--pools",
+        "8M",
+        "--set",
+        "t1=0",
+        "--stats-json",
+        path,
+        *GREEDY,
     )
     assert done.returncode == 0, done.stderr
     stats = json.loads(path.read_text())
@@ -174,7 +188,7 @@ def test_a_model_without_a_template_says_so_and_ends(run_pyhobbit: RunPyhobbit, 
 
 def test_a_low_tier_that_lies_idle_is_mentioned(run_pyhobbit: RunPyhobbit, tiny_gguf: Path) -> None:
     idle = "the low tier is not used: start with --quality small-loss"
-    for pools, thresholds, is_said in (("8M", (), 1), ("8M", ("--t1", "0.6"), 0), ("60M", (), 0)):
+    for pools, thresholds, is_said in (("8M", (), 1), ("8M", ("--set", "t1=0.6"), 0), ("60M", (), 0)):
         options = ("-p", PROMPT, "-n", 1, "--pools", pools, *thresholds, *GREEDY)
         done = run_pyhobbit("chat", tiny_gguf, *options)
         assert done.returncode == 0, done.stderr
@@ -223,7 +237,7 @@ def test_what_the_model_cannot_do_is_one_sentence(
     ("options", "message"),
     [
         (["--sidecar", "nowhere.gguf"], "nowhere.gguf"),
-        (["--t1", "0.5"], "low-precision"),
+        (["--set", "t1=0.5"], "low-precision"),
         (["--memory", "1M"], "smallest"),
     ],
 )

@@ -53,7 +53,7 @@ class _Screen:
 @pytest.fixture
 def screen(tiny_gguf: Path, tmp_path: Path) -> Iterator[_Screen]:
     write_with_template(tiny_gguf, tmp_path / "chat.gguf")
-    options = ["--pools", "8M", "--t1", "0.6", "--t2", "0.9", "--temp", "0", "-n", "12"]
+    options = ["--pools", "8M", "--set", "t1=0.6", "--set", "t2=0.9", "--temp", "0", "-n", "12"]
     opened = _Screen(tmp_path, [sys.executable, "-m", "pyhobbit", "chat", "chat.gguf", *options])
     yield opened
     opened.close()

@@ -217,7 +217,7 @@ def session(tmp_path: Path) -> Iterator[Callable[..., _Session]]:
 def test_a_session_from_the_first_message_to_the_last(
     session: Callable[..., _Session], chat_gguf: Path, tmp_path: Path
 ) -> None:
-    chat = session(chat_gguf, "--pools", "8M", "--t1", "0.6", "--t2", "0.9", "-n", "8")
+    chat = session(chat_gguf, "--pools", "8M", "--set", "t1=0.6", "--set", "t2=0.9", "-n", "8")
     opening = chat.expect("t1 0.6, t2 0.9")
     assert "chat.gguf" in opening
     assert "no chat template" not in opening

@@ -16,11 +16,11 @@ from pyhobbit.cli.main import main
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.native.machine import Disk
 
-OPTIONS = ("--prompts", 8, 40, "--tokens", 12, "--warm-up", 4, "--ctx", 256, "--threads", 1)
+OPTIONS = ("--prompts", 8, 40, "-n", 12, "--set", "warm_up=4", "--ctx", 256, "--threads", 1)
 
 
 def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
-    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--pools", "6M", "--t1", 1, "--reps", 2, "--json")
+    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--pools", "6M", "--set", "t1=1", "--reps", 2, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     found = document["decoding"]
@@ -48,7 +48,7 @@ def test_pools_that_hold_every_expert_are_hit(tiny_gguf: Path, run_pyhobbit: Run
 def test_usual_prompts_that_the_context_cannot_hold_are_left_out(
     tiny_gguf: Path, run_pyhobbit: RunPyhobbit
 ) -> None:
-    done = run_pyhobbit("bench", tiny_gguf, "--ctx", 100, "--tokens", 4, "--warm-up", 0, "--json")
+    done = run_pyhobbit("bench", tiny_gguf, "--ctx", 100, "-n", 4, "--set", "warm_up=0", "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["prompts"]) == 1
 
@@ -58,7 +58,7 @@ def test_the_timeline_of_a_run_explains_its_tokens(
 ) -> None:
     path = tmp_path / "t.json"
     n = 96  # so that a pause before the first or behind the last token counts little
-    options = (*OPTIONS, "--tokens", n, "--pools", "6M", "--t1", 1, "--timeline", path, "--json")
+    options = (*OPTIONS, "-n", n, "--pools", "6M", "--set", "t1=1", "--set", f"timeline={path}", "--json")
     done = run_pyhobbit("bench", tiny_gguf, *options)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -101,7 +101,7 @@ def test_decoding_follows_from_the_counters() -> None:
     ("options", "message"),
     [
         (["--prompts", "0"], "--prompts is 0; it must be at least 1"),
-        (["--tokens", "0"], "--tokens is 0; it must be at least 1"),
+        (["-n", "0"], "-n is 0; it must be at least 1"),
         (["--reps", "0"], "--reps is 0; it must be at least 1"),
     ],
 )

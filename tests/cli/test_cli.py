@@ -14,8 +14,9 @@ from conftest import RunPyhobbit
 import pyhobbit
 from pyhobbit import convert
 from pyhobbit.cli import chat, serve, verbs
-from pyhobbit.cli.help import COMMON
+from pyhobbit.cli.help import COMMON, Parser
 from pyhobbit.cli.main import main, with_options
+from pyhobbit.cli.options import add_setting_arguments, cache_config
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import downloaded
 
@@ -64,7 +65,7 @@ def test_without_a_command_the_help_is_shown(
 
 def test_help_names_the_values_of_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  --quality lossless|small-loss|fast\n" in _help("chat", capsys=capsys)
-    policies = _help("chat", capsys=capsys, option="--help-research").partition("  --policy NAME")[2]
+    policies = _help("chat", capsys=capsys, option="--help-all").partition("  --policy NAME")[2]
     assert {"echo,", "lru,"} <= set(policies.partition("(default")[0].split())
 
 
@@ -105,13 +106,13 @@ def test_the_common_options_are_some_of_all(verb: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("verb", ["bench", "chat", "config", "inspect", "serve"])
-def test_options_for_papers_have_a_help_of_their_own(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    whole, research = _all_options(verb, capsys), _help(verb, capsys=capsys, option="--help-research")
-    assert "--help-research" in whole
-    assert "--quality" in whole
-    for name in ("--low-share", "--policy", "--t1"):
-        assert f"  {name} " in research
-        assert f"  {name} " not in whole
+def test_the_whole_help_ends_with_the_keys_of_set(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options, _, keys = _all_options(verb, capsys).partition("\nkeys of --set, for studies:\n")
+    for name in ("--quality", "--policy", "--set"):
+        assert f"  {name} " in options
+    for name in ("low_share=F", "t1=F", "mode=gpu|cooperative|auto|twiddler", "strict=true|false"):
+        assert re.search(rf"^  {re.escape(name)}\s", keys, re.MULTILINE), name
+        assert f"--{name.partition('=')[0]}" not in options
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -133,7 +134,7 @@ def test_a_flag_with_a_number_or_size_says_its_default(
     monkeypatch.setenv("COLUMNS", "400")
     for verb in ("chat", "config", "serve", "inspect", "calibrate", "convert"):
         text = _all_options(verb, capsys)
-        for flag in ("--memory", "--threads", "--ctx", "--low-share"):
+        for flag in ("--memory", "--threads", "--ctx", "low_share=F"):
             line = next((line for line in text.splitlines() if line.startswith(f"  {flag} ")), "default")
             assert "default" in line, (verb, line)
 
@@ -165,8 +166,8 @@ def test_wrong_usage_is_one_sentence_and_status_2(
     ("message", "shown"),
     [
         ("hobbit.device_memory excludes hobbit.device", "--device-memory excludes --device"),
-        ("hobbit.t1 (0.9) must not be above hobbit.t2", "--t1 (0.9) must not be above --t2"),
-        ("io_threads is 0", "--io-threads is 0"),
+        ("hobbit.t1 (0.9) must not be above hobbit.t2", "t1 (0.9) must not be above t2"),
+        ("device_memory is 0", "--device-memory is 0"),
         ("n_batch is 100000; n_batch", "--batch is 100000; n_batch"),
         ("my_model.hobbit.gguf is no file", "my_model.hobbit.gguf is no file"),
     ],
@@ -192,8 +193,8 @@ def test_errors_name_options(message: str, shown: str) -> None:
         ),
         (["m.gguf"], "a command is missing before 'm.gguf'; to talk to the model: pyhobbit chat m.gguf"),
         (["chat"], "give a MODEL: a GGUF file, or USER/NAME[:QUANT] on Hugging Face"),
-        (["chat", "m.gguf", "--hf-repo", "a/b"], "give one"),
-        (["chat", "--hf-repo", "b"], "'b' is not a repository; write USER/NAME"),
+        (["chat", "m.gguf", "-hf", "a/b"], "give one"),
+        (["chat", "-hf", "b"], "'b' is not a repository; write USER/NAME"),
         (["chat", "m.gguf", "--memmory", "1G"], "chat has no option --memmory; did you mean --memory?"),
         (["inspect", "m.gguf", "--foo"], "inspect has no option --foo; see: pyhobbit inspect --help"),
         (["serve", "m.gguf", "--foo"], "serve has no option --foo; see: pyhobbit serve --help"),
@@ -354,8 +355,8 @@ def test_a_verb_may_read_its_arguments_itself(monkeypatch: pytest.MonkeyPatch) -
     [
         (["--memory", "5x"], "'5x' is not a size"),
         (["--pools", ""], "'' is not a size"),
-        (["--t1", "0.9", "--t2", "0.5"], "--t1 (0.9) must not be above --t2 (0.5)"),
-        (["--t1", "2"], "between 0 and 1"),
+        (["--set", "t1=0.9", "--set", "t2=0.5"], "t1 (0.9) must not be above t2 (0.5)"),
+        (["--set", "t1=2"], "between 0 and 1"),
         (["-n", "0"], "-n is 0"),
         (["--ctx", "-1"], "--ctx is -1"),
         (["--threads", "0"], "--threads is 0"),
@@ -513,3 +514,70 @@ def test_words_are_completed(line: str, expected: str, tmp_path: Path) -> None:
     program = "import sys; from pyhobbit.cli.main import main; sys.argv = ['pyhobbit']; main()"
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     assert output.read_text() == expected
+
+
+def test_there_are_few_options() -> None:
+    parser, parsers = verbs._parser(())
+    actions = [each for declared in (parser, *parsers.values()) for each in declared.declared]
+    names = {name for each in actions for name in each.option_strings}
+    assert len(names) <= 70, sorted(names)
+
+
+@pytest.mark.parametrize(
+    "verb", ["bench", "chat", "config", "inspect", "serve", "simulate", "calibrate", "convert"]
+)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("t3=1", "--set has no key t3; "),
+        ("memory=1G", "--set has no key memory; --memory is an option of its own"),
+    ],
+)
+def test_set_refuses_other_keys(
+    verb: str, given: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ("--trace", "x", "--capacity", "1") if verb == "simulate" else ("m.gguf",)
+    assert main([verb, *own, "--set", given]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("t1=much", "--set t1 needs a value F, as in t1=F, not 'much'"),
+        ("t1", "--set t1 needs a value F, as in t1=F, not ''"),
+        ("strict=maybe", "--set strict needs a value true|false, as in strict=true|false, not 'maybe'"),
+        ("hobbit.rule=best", "rule is 'best'; choose one of "),
+        ("low-share=2", "low_share is 2.0; it must lie between 0 and 1"),
+        ("prefetchbar=1", "--set has no key prefetchbar; did you mean prefetch_bar?"),
+    ],
+)
+def test_set_refuses_other_values(given: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--set", given]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (["chat", "m.gguf", "--t1", "0.5"], "--t1 is no option of its own any more; give --set t1=F"),
+        (["serve", "m.gguf", "--t1=0.5"], "--t1 is no option of its own any more; give --set t1=F"),
+        (["config", "--no-strict"], "--no-strict is no option of its own any more; give --set strict=false"),
+        (["bench", "m.gguf", "--warm-up", "9"], "give --set warm_up=N"),
+        (["calibrate", "m.gguf", "--rule", "gate"], "give --set rule=gate|price|edgemoe"),
+    ],
+)
+def test_an_option_that_became_a_key_is_refused(
+    arguments: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert instead in capsys.readouterr().err
+
+
+def test_set_takes_a_value_of_each_kind() -> None:
+    parser = Parser()
+    add_setting_arguments(parser)
+    words = ("t1=0.5", "io-threads=3", "strict=true", "mode=gpu", "weights=1,0,0,0", "hobbit.timeline=t.json")
+    config = cache_config(parser.parse_args([word for each in words for word in ("--set", each)]))
+    assert (config.t1, config.io_threads, config.strict, config.mode) == (0.5, 3, True, "gpu")
+    assert (config.weights, config.timeline) == ((1, 0, 0, 0), Path("t.json"))

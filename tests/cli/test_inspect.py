@@ -100,7 +100,7 @@ def test_a_bound_that_does_not_suffice_is_an_error(
 
 
 def test_the_thresholds_that_are_given_are_shown(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["inspect", str(tiny_gguf), "--no-speed", "--t1", "0.6", "--t2", "0.9"]
+    arguments = ["inspect", str(tiny_gguf), "--no-speed", "--set", "t1=0.6", "--set", "t2=0.9"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "precision     rule gate, t1 = 0.6, t2 = 0.9" in text
@@ -161,7 +161,9 @@ def test_the_files_routers_explain_what_is_chosen(arch: str, tmp_path: Path) -> 
 
 def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in _error(capsys, tmp_path / "none.gguf")
-    assert "--t1 (0.9) must not be above --t2 (0.5)" in _error(capsys, tiny_gguf, "--t1", 0.9, "--t2", 0.5)
+    assert "t1 (0.9) must not be above t2 (0.5)" in _error(
+        capsys, tiny_gguf, "--set", "t1=0.9", "--set", "t2=0.5"
+    )
 
 
 def test_of_a_dense_model_it_says_whether_it_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

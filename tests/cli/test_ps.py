@@ -40,7 +40,7 @@ def test_commands_are_known_by_their_arguments() -> None:
     assert _model(["-m", "x.gguf", "--port", "1"]) == "x.gguf"
     assert _model(["--memory", "8G", "x.gguf"]) == "x.gguf"
     assert _model(["a/b:Q4_0", "-p", "x"]) == "a/b:Q4_0"
-    assert _model(["--t1", "1"]) == ""
+    assert _model(["--set", "t1=1"]) == ""
     assert _model(["--models-preset", "/proc/self/fd/3"]) == "several models"
 
 

@@ -38,13 +38,13 @@ def test_our_llama_server_lists_its_options() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("m.gguf", "-c", "100", "--no-perf", "--t1", "0.5"),
-        ("-c", "100", "--no-perf", "m.gguf", "--t1", "0.5"),
-        ("--ctx-size=100", "--t1=0.5", "--no_perf", "m.gguf"),
-        ("--ctx", "100", "--t1=0.5", "--no_perf", "m.gguf"),
-        ("m.gguf", "--ctx=100", "--no-perf", "--t1", "0.5"),
-        ("-c", "100", "--no-perf", "-m", "m.gguf", "--t1", "0.5"),
-        ("-c", "100", "--no-perf", "--model=m.gguf", "--t1", "0.5"),
+        ("m.gguf", "-c", "100", "--no-perf", "--set", "t1=0.5"),
+        ("-c", "100", "--no-perf", "m.gguf", "--set", "t1=0.5"),
+        ("--ctx-size=100", "--set=t1=0.5", "--no_perf", "m.gguf"),
+        ("--ctx", "100", "--set=t1=0.5", "--no_perf", "m.gguf"),
+        ("m.gguf", "--ctx=100", "--no-perf", "--set", "t1=0.5"),
+        ("-c", "100", "--no-perf", "-m", "m.gguf", "--set", "t1=0.5"),
+        ("-c", "100", "--no-perf", "--model=m.gguf", "--set", "t1=0.5"),
     ],
 )
 def test_the_model_may_stand_anywhere(arguments: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from pyhobbit.model.options_file import write_options
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
-from pyhobbit.settings.table import OPTIONS
+from pyhobbit.settings.table import NAMED, OPTIONS
 
 
 def _config(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, tuple[Any, str]]:
@@ -40,7 +40,7 @@ def test_without_a_model_defaults_and_flags_are_shown(capsys: pytest.CaptureFixt
 
 
 def test_what_is_computed_is_what_the_engine_has(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = _config(capsys, tiny_gguf, "--pools", "6M", "--t2", "0.9")
+    rows = _config(capsys, tiny_gguf, "--pools", "6M", "--set", "t2=0.9")
     with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=6 << 20, t2=0.9))) as engine:
         info = engine.info()
     assert rows["t1"] == (info.t1, "computed")
@@ -87,9 +87,9 @@ BESIDE: dict[str, dict[str, Any]] = {"confidence": {"rule": "rank"}}  # further 
 
 def _flags(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = f"--{name.replace('_', '-')}" if name in NAMED else f"--set={name}"
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        yield flag if value is True else f"{flag}={text}"
+        yield f"{flag}={text.lower() if isinstance(value, bool) else text}"
 
 
 def _assert_agree(rows: dict[str, tuple[Any, str]], model: Path, options: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def test_what_overrules_a_calibration_is_shown_as_the_engine_has_it(
 
 def test_weights_bring_their_policy(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model in ((), (calibrated,)):
-        rows = _config(capsys, *model, "--weights", "1,0,0,0")
+        rows = _config(capsys, *model, "--set", "weights=1,0,0,0")
         assert rows["policy"] == ("hobbit", "computed")
         assert rows["weights"] == ([1.0, 0.0, 0.0, 0.0], "flag")
 
@@ -191,7 +191,7 @@ def test_a_calibration_stands_behind_flags(calibrated: Path, capsys: pytest.Capt
     with Engine(calibrated, EngineConfig()) as engine:
         assert (engine.info().t1, engine.info().t2) == (0.5, 0.8)
 
-    rows = _config(capsys, calibrated, "--t1", "0.6", "--policy", "hobbit", "--prefetch", 0)
+    rows = _config(capsys, calibrated, "--set", "t1=0.6", "--policy", "hobbit", "--prefetch", 0)
     assert rows["t1"] == (0.6, "flag")
     assert rows["t2"] == (1.0, "default")  # one threshold given takes the other from the defaults
     assert rows["weights"] == ([0.6, 0.25, 0.15, 0.0], "default")
@@ -221,7 +221,7 @@ def test_the_table(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_errors_are_those_of_chat(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "--t1", "2"]) == 2
+    assert main(["config", "--set", "t1=2"]) == 2
     assert "between 0 and 1" in capsys.readouterr().err
     assert main(["config", str(tiny_gguf.with_name("tinyy.gguf"))]) == 1
     assert f"did you mean {tiny_gguf}?" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_the_table_has_a_row_for_each_capacity_and_policy(
 
 def test_json_has_what_was_counted(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = _json(
-        capsys, "--trace", path, "--capacity", 0.5, "--policy", "lfu", "--weights", "0.1,0.2,0.3,0.4"
+        capsys, "--trace", path, "--capacity", 0.5, "--policy", "lfu", "--set", "weights=0.1,0.2,0.3,0.4"
     )
     assert document["trace"] == str(path)
     assert document["model"] == "a model.gguf"
@@ -109,7 +109,7 @@ def test_a_predictor_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
         for layer, expert in enumerate(experts)
     ]
     path = write_trace(tmp_path / "t.csv", rows, n_layers=2, n_experts=4, n_used=1)
-    judged = ("--trace", path, "--policy", "lru", "--predictor", "repeat", "--capacity")
+    judged = ("--trace", path, "--policy", "lru", "--set", "predictor=repeat", "--capacity")
     # layer 1 chooses 0 0 1 0 and is predicted - 0 0 1; one slot has layer 0's expert then, so all are missing
     (run,) = _json(capsys, *judged, 0.125)["runs"]
     assert (run["predictable"], run["predicted_right"], run["recall"]) == (4, 1, 0.25)
@@ -124,14 +124,14 @@ def test_a_predictor_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert header.split()[-2:] == ["recall", "precision"]
     assert [line.split()[-2:] for line in lines] == [["25.0%", "33.3%"], ["25.0%", "-"]]
 
-    _, error = _error(capsys, "--trace", path, "--capacity", 1, "--predictor", "router")
+    _, error = _error(capsys, "--trace", path, "--capacity", 1, "--set", "predictor=router")
     assert re.search(r"choose one of .*repeat", error)
 
 
 def test_two_pools_share_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_trace(tmp_path / "t.csv", ranked((0, 1, 2), (1, 0, 2)), n_layers=1, n_experts=8, n_used=3)
-    mixed = ("--trace", path, "--policy", "lru", "--t1", 0.4, "--t2", 0.7, "--bits-low", 4)
-    (run,) = _json(capsys, *mixed, "--capacity", 0.75, "--low-share", 0.25)["runs"]
+    mixed = ("--trace", path, "--policy", "lru", "--set", "t1=0.4", "--set", "t2=0.7", "--set", "bits_low=4")
+    (run,) = _json(capsys, *mixed, "--capacity", 0.75, "--set", "low_share=0.25")["runs"]
     assert (run["slots_high"], run["slots_low"]) == (4, 6)  # 6 high ones: 4.5, and 1.5 at a quarter each
     assert (run["hits_high"], run["misses_high"], run["misses_low"], run["skipped"]) == (1, 2, 1, 2)
     assert run["penalty_per_token"] == 2.25 / 2
@@ -152,17 +152,19 @@ def test_without_names_every_policy_runs(
     assert all(run["penalty"] >= runs[-1]["penalty"] for run in runs)
     # the bound is for one pool
     two = write_trace(tmp_path / "two.csv", ranked((0, 1, 2)), n_layers=1, n_experts=8, n_used=3)
-    runs = _json(capsys, "--trace", two, "--capacity", 0.5, "--t1", 0.4)["runs"]
+    runs = _json(capsys, "--trace", two, "--capacity", 0.5, "--set", "t1=0.4")["runs"]
     assert [run["policy"] for run in runs] == policy_names(has_prior=False)
 
 
 def test_split_counts_what_lies_in_its_range(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = _json(capsys, "--trace", path, "--capacity", 0.5, "--policy", "lru", "--split", "2:5")["runs"]
+    (run,) = _json(capsys, "--trace", path, "--capacity", 0.5, "--policy", "lru", "--set", "split=2:5")[
+        "runs"
+    ]
     assert (run["n_tokens"], run["hits_high"], run["misses_high"]) == (3, 1, 2)
 
 
 def test_without_misses_there_is_nothing_to_compare(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--trace", path, "--capacity", 0.5, "--policy", "lru", "--split", "0:3")
+    arguments = ("--trace", path, "--capacity", 0.5, "--policy", "lru", "--set", "split=0:3")
     (run,) = _json(capsys, *arguments)["runs"]
     assert run["penalty"] == 0
     assert run["relative_to_lru"] is None
@@ -178,13 +180,13 @@ def test_floors_are_those_of_the_engine(tmp_path: Path, capsys: pytest.CaptureFi
     path = write_trace(tmp_path / "t.csv", rows, n_layers=3, n_experts=4, n_used=2)
     arguments = ("--trace", path, "--capacity", 0.34, "--policy", "lru")
     assert _json(capsys, *arguments)["runs"][0]["hit_rate"] == 0
-    assert _json(capsys, *arguments, "--floors")["runs"][0]["hit_rate"] > 0
+    assert _json(capsys, *arguments, "--set", "floors=true")["runs"][0]["hit_rate"] > 0
 
 
 def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_trace(tmp_path / "t.csv", letters("ABCDEFGH" * 20), n_layers=1, n_experts=8, n_used=1)
-    arguments = ("--trace", path, "--capacity", 0.5, "--policy", "random", "--seed")
-    penalties = [_json(capsys, *arguments, seed)["runs"][0]["penalty"] for seed in (1, 1, 2, 3, 4)]
+    arguments = ("--trace", path, "--capacity", 0.5, "--policy", "random", "--set")
+    penalties = [_json(capsys, *arguments, f"seed={seed}")["runs"][0]["penalty"] for seed in (1, 1, 2, 3, 4)]
     assert penalties[0] == penalties[1]
     assert len(set(penalties)) > 1
 
@@ -193,24 +195,24 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
     ("options", "status", "message"),
     [
         (("--policy", "best"), 1, "--policy is 'best': choose one of "),
-        (("--policy", "belady", "--t1", "0.5"), 1, "belady is the bound for one pool"),
-        (("--t1", "0.9", "--t2", "0.5"), 2, "--t1 (0.9) must not be above --t2 (0.5)"),
-        (("--t1", "1.5"), 2, "t1 is 1.5; it must lie between 0 and 1"),
-        (("--low-share", "2"), 2, "--low-share is 2.0; it must lie between 0 and 1"),
-        (("--weights", "0.5,0.5,0.5,0"), 2, "sum to 1"),
-        (("--weights", "1,0,0"), 2, "give 4: w_lru, w_lfu, w_lhu, w_fld"),
-        (("--weights", "1.5,-0.5,0,0"), 2, "weights is 1.5; it must lie between 0 and 1"),
-        (("--weights", "a,b"), 2, "--weights takes numbers with ',' between them, not 'a,b'"),
+        (("--policy", "belady", "--set", "t1=0.5"), 1, "belady is the bound for one pool"),
+        (("--set", "t1=0.9", "--set", "t2=0.5"), 2, "t1 (0.9) must not be above t2 (0.5)"),
+        (("--set", "t1=1.5"), 2, "t1 is 1.5; it must lie between 0 and 1"),
+        (("--set", "low_share=2"), 2, "low_share is 2.0; it must lie between 0 and 1"),
+        (("--set", "weights=0.5,0.5,0.5,0"), 2, "sum to 1"),
+        (("--set", "weights=1,0,0"), 2, "give 4: w_lru, w_lfu, w_lhu, w_fld"),
+        (("--set", "weights=1.5,-0.5,0,0"), 2, "weights is 1.5; it must lie between 0 and 1"),
+        (("--set", "weights=a,b"), 2, "weights takes numbers with ',' between them, not 'a,b'"),
         (("--capacity", "1.5"), 2, "the capacity is 1.5"),
         (("--capacity", "nan"), 2, "the capacity is nan"),
-        (("--bits-low", "0"), 2, "--bits-low and --bits-high must be above 0"),
-        (("--bits-high", "2"), 1, "make 0 < low <= high"),
-        (("--bits-high", "0"), 2, "--bits-low and --bits-high must be above 0"),
-        (("--policy", "belady", "--t1", "0.4"), 1, "belady is the bound for one pool"),
-        (("--seed", "-1"), 2, "the seed is -1"),
-        (("--split", "4"), 2, "--split takes two decode steps like 0:64, not '4'"),
-        (("--split", "a:b"), 2, "--split takes numbers with ':' between them, not 'a:b'"),
-        (("--split", "3:9"), 2, "decode steps 0:6"),
+        (("--set", "bits_low=0"), 2, "bits_low and bits_high must be above 0"),
+        (("--set", "bits_high=2"), 1, "make 0 < low <= high"),
+        (("--set", "bits_high=0"), 2, "bits_low and bits_high must be above 0"),
+        (("--policy", "belady", "--set", "t1=0.4"), 1, "belady is the bound for one pool"),
+        (("--set", "seed=-1"), 2, "the seed is -1"),
+        (("--set", "split=4"), 2, "split takes two decode steps like 0:64, not '4'"),
+        (("--set", "split=a:b"), 2, "split takes numbers with ':' between them, not 'a:b'"),
+        (("--set", "split=3:9"), 2, "decode steps 0:6"),
         (("--trace", "nowhere.csv"), 1, "the trace nowhere.csv cannot be read: No such file"),
     ],
 )

@@ -124,7 +124,7 @@ def address() -> Iterator[str]:
 
 
 def test_one_interval_can_be_printed(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", f"{address}/v1", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    assert main(["top", f"{address}/v1", "--api-key", "k", "--once"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"pyhobbit serve at {address}\n")
     assert "93.8% hits" in text
@@ -132,7 +132,7 @@ def test_one_interval_can_be_printed(address: str, capsys: pytest.CaptureFixture
 
 
 def test_of_several_models_the_loaded_one_is_shown(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", f"{address}/many", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    assert main(["top", f"{address}/many", "--api-key", "k", "--once"]) == 0
     assert "93.8% hits" in capsys.readouterr().out
 
 
@@ -142,7 +142,7 @@ def test_the_server_is_asked_without_a_proxy(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    assert main(["top", address, "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    assert main(["top", address, "--api-key", "k", "--once"]) == 0
     assert "93.8% hits" in capsys.readouterr().out
 
 
@@ -151,7 +151,6 @@ def test_the_server_is_asked_without_a_proxy(
     [
         ([], "gives no counters: it wants --api-key"),
         (["--api-key", "k"], "runs without an expert cache"),
-        (["--interval", "0"], "give seconds from 0.1"),
     ],
 )
 def test_what_cannot_be_shown_is_one_sentence(
@@ -167,7 +166,7 @@ def test_the_only_server_of_the_machine_is_found(
     plain = address.removeprefix("http://")
     found = [Running(1, "serve", "m", 1, plain), Running(2, "serve", "m", 1), Running(3, "chat", "m", 1)]
     monkeypatch.setattr(top, "running", lambda: found)
-    assert main(["top", "--api-key", "k", "--interval", "0.1", "--once"]) == 0
+    assert main(["top", "--api-key", "k", "--once"]) == 0
     assert capsys.readouterr().out.startswith(f"pyhobbit serve at {address}\n")
     found.append(Running(4, "serve", "m", 1, "127.0.0.1:9"))
     assert main(["top"]) == 2

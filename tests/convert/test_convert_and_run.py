@@ -74,11 +74,15 @@ def test_a_line_says_so(made: Path, tmp_path: Path, capfd: pytest.CaptureFixture
     chat = ["-p", "def f(", "-n", "2", "--pools", "5M"]
     assert main(["chat", str(made), *chat]) == 0
     assert f"pyhobbit: {LINE}\n" in capfd.readouterr().err
-    for model, others in ((made, ["--quality", "lossless"]), (made, ["--t1", "0.6"]), (models.tiny(), [])):
+    for model, others in (
+        (made, ["--quality", "lossless"]),
+        (made, ["--set", "t1=0.6"]),
+        (models.tiny(), []),
+    ):
         assert main(["chat", str(model), *chat, *others]) == 0
         assert "mixed precision" not in capfd.readouterr().err
     base = Path(shutil.copyfile(models.tiny(), tmp_path / "base.gguf"))
-    models.convert("--low", "q4_0", "--t1", "0.6", "--sidecar", base)
+    models.convert("--low", "q4_0", "--set", "t1=0.6", "--sidecar", base)
     assert main(["chat", str(base), *chat]) == 0
     assert f"pyhobbit: {LINE}\n" in capfd.readouterr().err
     with pytest.warns(UserWarning, match="mixed precision by t1 0.6, t2 1; .*; quality=lossless turns"):

@@ -111,10 +111,10 @@ def test_the_limit_of_static_widths_says_how_many(two_tiers: Path) -> None:
 
 def test_a_limit_that_says_nothing_is_refused(two_tiers: Path) -> None:
     calibration_path(two_tiers).unlink()
-    with pytest.raises(HobbitError, match=r"from a calibration: run .* --text FILE --rule edgemoe"):
+    with pytest.raises(HobbitError, match=r"from a calibration: run .* --text FILE --set rule=edgemoe"):
         convert(Options(two_tiers, drop_high="limit"))
     for rule, price, message in (
-        ("price", 1.0, r"from a calibration: run .* --rule edgemoe"),
+        ("price", 1.0, r"from a calibration: run .* --set rule=edgemoe"),
         ("edgemoe", 0.0, "keeps 0 of 8 experts low: some must go, and some stay; calibrate with another"),
         ("edgemoe", 9.0, "keeps 8 of 8 experts low"),
     ):
@@ -155,7 +155,7 @@ def test_dry_run_writes_nothing(two_tiers: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_without_divergences_the_command_is_named(two_tiers: Path) -> None:
-    command = f"pyhobbit calibrate {two_tiers} --text FILE --rule edgemoe"
+    command = f"pyhobbit calibrate {two_tiers} --text FILE --set rule=edgemoe"
     calibration_path(two_tiers).write_bytes(pack_header([], [], 32))
     with pytest.raises(HobbitError, match=command):
         drop_high(two_tiers, 0.5)
@@ -201,14 +201,14 @@ def test_files_that_nothing_can_be_dropped_of_are_refused(two_tiers: Path, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--drop-high", "0"], "give a share above 0 and below 1"),
-        (["--drop-high", "1"], "give a share above 0 and below 1"),
-        (["--drop-high", "nan"], "give a share above 0 and below 1"),
-        (["--drop-high", "0.5", "--low", "q4_0"], "leaves types and thresholds as they are: drop --low"),
-        (["--drop-high", "0.5", "--high", "keep"], "drop --high"),
-        (["--drop-high", "0.5", "--sidecar"], "drop --sidecar"),
-        (["--drop-high", "0.5", "--t2", "0.9"], "drop --t2"),
-        (["--drop-high", "half"], "'half' is neither a share, such as 0.5, nor limit"),
+        (["--set", "drop_high=0"], "give a share above 0 and below 1"),
+        (["--set", "drop_high=1"], "give a share above 0 and below 1"),
+        (["--set", "drop_high=nan"], "give a share above 0 and below 1"),
+        (["--set", "drop_high=0.5", "--low", "q4_0"], "leaves types and thresholds as they are: drop --low"),
+        (["--set", "drop_high=0.5", "--high", "keep"], "drop --high"),
+        (["--set", "drop_high=0.5", "--sidecar"], "drop --sidecar"),
+        (["--set", "drop_high=0.5", "--set", "t2=0.9"], "drop t2"),
+        (["--set", "drop_high=half"], "'half' is neither a share, such as 0.5, nor limit"),
     ],
 )
 def test_options_that_cannot_be(two_tiers: Path, options: list[str], message: str) -> None:

@@ -292,7 +292,7 @@ def test_config_names_the_cpu_where_it_has_all_layers(tiny_gguf: Path, run_pyhob
 
 
 def test_inspect_shows_what_an_expert_takes(tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit) -> None:
-    options = ("--rpc", rpc, "--device", "RPC0", "--mode", "twiddler", "--pools", "8M", "--ctx", 256)
+    options = ("--rpc", rpc, "--device", "RPC0", "--set", "mode=twiddler", "--pools", "8M", "--ctx", 256)
     done = run_pyhobbit("inspect", tiny_gguf, *options)
     assert done.returncode == 0, done.stderr
     times = r"CPU [0-9.]+ ms, GPU [0-9.]+ ms, upload [0-9.]+ ms"

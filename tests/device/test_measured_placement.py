@@ -96,7 +96,7 @@ def test_the_faster_one_is_measured_once_kept_said_and_obeyed(
     [
         (("--placement", "layers"), f"placement: {LAYERS}, as asked"),
         (("--placement", "cache"), "experts on the GPU: "),
-        (("--mode", "gpu"), "experts on the GPU: "),
+        (("--set", "mode=gpu"), "experts on the GPU: "),
         (("--memory", "100M"), "experts on the GPU: "),  # does not hold what llama.cpp maps
     ],
 )
@@ -111,11 +111,11 @@ def test_nothing_is_measured_where_one_is_asked_for(
 
 
 def test_layers_of_a_cache_are_refused(tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit) -> None:
-    refused = "--placement layers leaves the experts to llama.cpp and has no --mode; leave one out"
+    refused = "--placement layers leaves the experts to llama.cpp and has no mode; leave one out"
     low = f"'{tiny_gguf}' has a low tier, which needs the cache: leave --placement out"
     much = "of host memory, and --memory allows 100.0 MiB; leave one out"
     cases = (
-        (models.tiny(), ("--mode", "gpu"), refused),
+        (models.tiny(), ("--set", "mode=gpu"), refused),
         (models.tiny(), ("--memory", "100M"), much),
         (tiny_gguf, (), low),
     )

@@ -35,7 +35,7 @@ PROMPT = "A long prompt, so that a batch of it asks for most experts of every la
 N_TOKENS = 12
 SHAPE = random_moe.Shape(n_layer=4, n_embd=1024, n_ff=512, n_expert=64, n_used=8)
 LARGE_VOCABULARY = random_moe.Shape(n_layer=4, n_embd=512, n_ff=512, n_expert=128, n_used=8, n_vocab=150_000)
-LOW = ("--t1", 0.6, "--t2", 0.9)
+LOW = ("--set", "t1=0.6", "--set", "t2=0.9")
 
 
 @dataclass(frozen=True)

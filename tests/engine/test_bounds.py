@@ -134,7 +134,7 @@ def test_one_core_gets_one_thread(tiny_gguf: Path, tmp_path: Path, kind: str) ->
             return done.stdout + done.stderr
 
         small = ("--pools", "4M", "--ctx", 256)
-        bench = run(*_PYHOBBIT, "bench", tiny_gguf, "--prompts", 8, "--tokens", 2, "--json", *small)
+        bench = run(*_PYHOBBIT, "bench", tiny_gguf, "--prompts", 8, "-n", 2, "--json", *small)
         assert json.loads(bench[bench.index("{") : bench.rindex("}") + 1])["n_threads"] == 1
         assert "with 1 threads" in run(*_PYHOBBIT, "inspect", tiny_gguf, *small)
         assert re.search(r"^ +threads +1 ", run(*_PYHOBBIT, "config", tiny_gguf, *small), re.MULTILINE)

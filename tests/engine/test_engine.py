@@ -134,11 +134,11 @@ def test_every_predictor_gives_the_same_text(tiny_gguf: Path) -> None:
 def test_thresholds_need_a_low_pool_and_a_cache(tiny_gguf: Path, tmp_path: Path) -> None:
     with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20, t1=1, t2=1))) as high:
         needed = "no memory was set aside for the low tier: restart with "
-        with pytest.raises(HobbitError, match=f"^{needed}--t1 0.5 --t2 0.9$"):
+        with pytest.raises(HobbitError, match=f"^{needed}--set t1=0.5 --set t2=0.9$"):
             high.set(t1=0.5, t2=0.9)
         with pytest.raises(HobbitError, match=f"^{needed}--quality fast$"):
             high.set(quality="fast")
-        with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --rule price to use price"):
+        with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --set rule=price"):
             high.set(price=0.5)
         assert high.info().t1 == 1
     models.write_dense_llama(tmp_path / "dense.gguf")

@@ -89,7 +89,17 @@ def test_as_many_experts_as_llama_cpp_runs(n_experts: int, tmp_path: Path, run_p
     chat = ("chat", model, "-p", "abc", "-n", 8, "--temp", 0, "--pools", "4M")
     for verb in (
         (*chat, "--trace", trace),
-        ("simulate", "--trace", trace, "--capacity", 0.2, "--prior", trace, "--predictor", "paths"),
+        (
+            "simulate",
+            "--trace",
+            trace,
+            "--capacity",
+            0.2,
+            "--set",
+            f"prior={trace}",
+            "--set",
+            "predictor=paths",
+        ),
         ("inspect", model, "--pools", "4M"),
         ("convert", "--low", "q4_0", "--sidecar", model),
         ("calibrate", model, "--text", tmp_path / "x.txt", "--chunks", 4, "--ctx", 16),
@@ -133,7 +143,7 @@ def test_each_layer_uses_its_own_number(uneven: Path, tmp_path: Path, run_pyhobb
     for verb in (
         (*chat, "--trace", trace),
         ("inspect", uneven, "--pools", "1M"),
-        (*chat, "--policy", "echo", "--predictor", "paths"),
+        (*chat, "--policy", "echo", "--set", "predictor=paths"),
     ):
         done = run_pyhobbit(*verb)
         assert done.returncode == 0, done.stderr
@@ -142,7 +152,9 @@ def test_each_layer_uses_its_own_number(uneven: Path, tmp_path: Path, run_pyhobb
     _, counts = np.unique(recorded.routes[["token", "layer"]], return_counts=True)
     assert set(counts.tolist()) == {4, 2}
 
-    done = run_pyhobbit("simulate", "--trace", trace, "--capacity", 0.5, 1, "--predictor", "paths", "--json")
+    done = run_pyhobbit(
+        "simulate", "--trace", trace, "--capacity", 0.5, 1, "--set", "predictor=paths", "--json"
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["n_used_by_layer"] == [4, 2]
@@ -173,7 +185,7 @@ def test_calibration_and_analyses_count_each_layers_own_number(
     text.write_text(TEXT.read_text()[:8000])
     done = run_pyhobbit("convert", "--low", "q4_0", "--sidecar", uneven, "--force")
     assert done.returncode == 0, done.stderr
-    for rule in ((), ("--rule", "edgemoe")):
+    for rule in ((), ("--set", "rule=edgemoe")):
         done = run_pyhobbit(
             "calibrate", uneven, "--text", text, "--chunks", 4, "--ctx", 16, "--max-kl", 0.5, *rule
         )

@@ -175,8 +175,8 @@ class Matrix:
                     "4",
                     "--ctx",
                     "64",
-                    "--rule",
-                    "gate",
+                    "--set",
+                    "rule=gate",
                 ]
             fault = f"{rule}:{path}:"
             result = self._runners.run(

@@ -52,7 +52,7 @@ def test_a_killed_conversion_leaves_no_model(
 def test_a_killed_calibration_leaves_a_model_that_runs(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
     model = tmp_path / "m.gguf"
     shutil.copyfile(models.tiny_tiers("q8_0", "q4_0"), model)
-    command = ["calibrate", model, "--text", TEXT, "--chunks", 4, "--ctx", 64, "--rule", "gate"]
+    command = ["calibrate", model, "--text", TEXT, "--chunks", 4, "--ctx", 64, "--set", "rule=gate"]
     kill_when(command, tmp_path, 2)
     stored = calibration_path(model)
     for _ in range(2):

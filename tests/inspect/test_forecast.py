@@ -49,7 +49,6 @@ def test_inspect_forecasts_by_memory(run_pyhobbit: RunPyhobbit) -> None:
     assert "memory          token/s   experts in memory" in done.stdout
     assert len([line for line in done.stdout.splitlines() if line.endswith("█")]) == 10
     assert "\na KV cache in q8_0: " in done.stdout
-    assert done.returncode == 0
 
 
 def test_where_every_expert_is_in_memory_a_smaller_context_brings_nothing() -> None:

@@ -154,7 +154,7 @@ def test_a_conversion_takes_the_gguf_where_it_is_asked_for_or_alone(hub: Hub, tm
 
 def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
     assert "has no Q5_K_M; it has Q8_0, UD-IQ2_XXS, q4_k_m" in _error(hub, tmp_path, "user/many:Q5_K_M")
-    assert "pyhobbit convert --hf-repo user/checkpoint" in _error(hub, tmp_path, "user/checkpoint")
+    assert "pyhobbit convert -hf user/checkpoint" in _error(hub, tmp_path, "user/checkpoint")
     assert "holds no model" in _error(hub, tmp_path, "user/empty")
     assert "holds no model" in _error(hub, tmp_path, "user/empty", checkpoint=True)
     assert "lacks Model-Q4_0-00002-of-00002.gguf" in _error(hub, tmp_path, "user/torn")
@@ -278,7 +278,7 @@ def test_a_folder_without_links_is_named(hub: Hub, tmp_path: Path, monkeypatch: 
 def test_from_a_repository_to_text(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in TINY_MODEL.iterdir()}
     with serving(Hub({"user/Tiny": files})) as hub:
-        done = hub.run(tmp_path, "convert", "--low", "q4_0", "--hf-repo", "user/Tiny")
+        done = hub.run(tmp_path, "convert", "--low", "q4_0", "-hf", "user/Tiny")
         assert done.returncode == 0, done.stderr
         assert re.search(r"^pyhobbit: downloading model.safetensors of user/Tiny, \d", done.stderr, re.M)
     output = tmp_path / "Tiny-hobbit.gguf"
@@ -294,15 +294,15 @@ def test_from_a_repository_to_text(tmp_path: Path) -> None:
 
 
 def test_errors_come_before_the_download(hub: Hub, tmp_path: Path) -> None:
-    other = hub.run(tmp_path, "convert", "--low-from", "none.gguf", "--hf-repo", "user/checkpoint")
+    other = hub.run(tmp_path, "convert", "--low-from", "none.gguf", "-hf", "user/checkpoint")
     assert "cannot read none.gguf" in other.stderr
-    done = hub.run(tmp_path, "convert", "--low", "q4_9", "--hf-repo", "user/checkpoint")
+    done = hub.run(tmp_path, "convert", "--low", "q4_9", "-hf", "user/checkpoint")
     assert done.returncode == 1
     assert "q4_9" in done.stderr
-    done = hub.run(tmp_path, "chat", "--hf-repo", "user/many", "--t1", 2, "-p", "x")
+    done = hub.run(tmp_path, "chat", "-hf", "user/many", "--set", "t1=2", "-p", "x")
     assert done.returncode == 2
     assert "between 0 and 1" in done.stderr
     assert hub.served == []
-    done = hub.run(tmp_path, "chat", "--hf-repo", "user/many:Q3_K", "-p", "x")
+    done = hub.run(tmp_path, "chat", "-hf", "user/many:Q3_K", "-p", "x")
     assert done.returncode == 1
     assert done.stderr == "pyhobbit: error: user/many has no Q3_K; it has Q8_0, UD-IQ2_XXS, q4_k_m\n"

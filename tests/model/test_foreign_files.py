@@ -116,7 +116,7 @@ def test_nothing_is_downloaded_that_cannot_be_loaded(form: str, tmp_path: Path) 
             with pytest.raises(HobbitError, match=re.escape(sentence)):
                 fetch(name, endpoint=hub.endpoint, cache=tmp_path)
         assert hub.served == []
-        table = hub.run(tmp_path, "inspect", "u/both", "--disk-speed", "1G")
+        table = hub.run(tmp_path, "inspect", "u/both", "--set", "disk_speed=1G")
         assert "Q8_0" in table.stdout
         assert "Q4_0" not in table.stdout
         pulled = hub.run(tmp_path, "pull", "u/both")

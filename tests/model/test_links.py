@@ -82,7 +82,7 @@ def test_what_belongs_to_the_model_lies_beside_the_link(
     assert link.with_name("q.hobbit.gguf").exists()
     assert [tier.name for tier in read_model_file(link).tiers] == ["high", "low"]
     assert len(read_model_file(cached).tiers) == 1
-    assert run_pyhobbit("config", link, "--write", "--t1", "0.5", "--t2", "0.9").returncode == 0
+    assert run_pyhobbit("config", link, "--write", "--set", "t1=0.5", "--set", "t2=0.9").returncode == 0
     assert link.with_name("q.toml").exists()
     done = run_pyhobbit("chat", link, *ANSWER, "--verbose")
     assert done.returncode == 0, done.stderr

@@ -25,8 +25,8 @@ def test_a_path_is_taken_as_it_is() -> None:
     [
         ([], "give a MODEL"),
         (["m.gguf", "-hf", "a/b"], "both MODEL"),
-        (["--hf-repo", "ab"], "'ab' is not a repository"),
-        (["--hf-repo", "a/b:c:d"], "'a/b:c:d' is not a repository"),
+        (["-hf", "ab"], "'ab' is not a repository"),
+        (["-hf", "a/b:c:d"], "'a/b:c:d' is not a repository"),
     ],
 )
 def test_exactly_one_model_is_named(arguments: list[str], message: str) -> None:

@@ -290,7 +290,7 @@ def test_of_files_that_cannot_be_better_the_smaller_is_taken() -> None:
     ("name", "message"),
     [
         ("u/empty", "u/empty holds no model: neither a GGUF file nor safetensors"),
-        ("u/safe", "u/safe has no GGUF file; convert its checkpoint first with: pyhobbit convert --hf-repo"),
+        ("u/safe", "u/safe has no GGUF file; convert its checkpoint first with: pyhobbit convert -hf"),
         ("u/dense", "u/dense is dense, so all of it must fit into memory; it has Q4_0 .*, Q8_0 "),
         ("u/damaged", "M-Q4_0.gguf is not a GGUF file"),
         ("u/cut", "M-Q4_0.gguf of u/cut has no readable header"),
@@ -313,7 +313,7 @@ def test_without_a_network_it_is_a_sentence() -> None:
 def test_inspect_shows_the_choices_and_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
     name = "HauhauCS/Qwen3.6-35B-A3B-Uncensored"
     (tmp_path / "pyhobbit-disk-speed").write_text("1000000000")
-    done = hub.run(tmp_path, "inspect", name, "--memory", "24G", "--disk-speed", "3G")
+    done = hub.run(tmp_path, "inspect", name, "--memory", "24G", "--set", "disk_speed=3G")
     assert done.returncode == 0, done.stderr
     header, *rows, chosen, others = done.stdout.splitlines()
     assert header.split() == ["QUANT", "SIZE", "EXPERTS", "IN", "MEMORY", "TOKEN/S"]
@@ -327,11 +327,11 @@ def test_inspect_shows_the_choices_and_downloads_nothing(hub: Hub, tmp_path: Pat
     document = json.loads(hub.run(tmp_path, "inspect", name, "--json").stdout)
     assert [each["label"] for each in document["choices"]] == list(REPOS[name][2])
     assert document["machine"]["disk"] == 1e9
-    none = hub.run(tmp_path, "inspect", "unsloth/Kimi-K3-GGUF", "--memory", "8G", "--disk-speed", "3G")
+    none = hub.run(tmp_path, "inspect", "unsloth/Kimi-K3-GGUF", "--memory", "8G", "--set", "disk_speed=3G")
     assert none.returncode == 1
     assert none.stdout.count("no room") == 3
     assert "no QUANT fits into memory, not even UD-TQ1_0 with " in none.stderr
-    assert "leave it out" in hub.run(tmp_path, "inspect", f"{name}:Q6_K", "--disk-speed", "3G").stderr
+    assert "leave it out" in hub.run(tmp_path, "inspect", f"{name}:Q6_K", "--set", "disk_speed=3G").stderr
 
 
 def test_pull_takes_what_is_recommended_or_there(tmp_path: Path) -> None:

@@ -222,7 +222,9 @@ def sidecar(bench: Bench) -> str:
         if low > 0.8 * high:
             raise WrongError(f"the low tier has {low / high:.0%} of the high tier's bytes")
         # room for a token's experts in each tier, where a wide model has hardly more
-        if not _stats(bench, bench.wide, 1.5, "--t1", 0.6, "--t2", 0.9, "--strict")["selections_low"]:
+        if not _stats(bench, bench.wide, 1.5, "--set", "t1=0.6", "--set", "t2=0.9", "--set", "strict=true")[
+            "selections_low"
+        ]:
             raise WrongError("no expert is used in low precision")
     finally:
         path.unlink()
@@ -287,7 +289,7 @@ def calibrate(bench: Bench) -> str:
     text.write_text((models.TINY / "heldout.txt").read_text("utf-8")[:2200], "utf-8")
     _run("convert", "--sidecar", bench.many)
     pools = models.routed_expert_bytes(bench.many) // 2
-    limits = ("--chunks", 4, "--cost-chunks", 1, "--ctx", 128, "--max-kl", MAX_KL, "--rule", "gate")
+    limits = ("--chunks", 4, "--set", "cost_chunks=1", "--ctx", 128, "--max-kl", MAX_KL, "--set", "rule=gate")
     _run("calibrate", bench.many, "--text", text, "--pools", pools, *limits)
     kept = read_gguf(calibration_path(bench.many)).metadata
     divergence = float(kept["hobbit.gate.fit.mean_kl"].value())

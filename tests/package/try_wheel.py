@@ -58,7 +58,7 @@ def inspect(programs: Path, folder: Path) -> None:
 
 
 def bench(programs: Path, folder: Path) -> None:
-    options = ("--prompts", 8, "-n", 8, "--warm-up", 2, "--pools", "6M", "--json")
+    options = ("--prompts", 8, "-n", 8, "--set", "warm_up=2", "--pools", "6M", "--json")
     document = json.loads(_run(folder, programs / "pyhobbit", "bench", "tiny.gguf", *options))
     assert document["decoding"]["n_tokens"] == 8
 

@@ -147,12 +147,12 @@ def test_the_engine_uses_the_calibration_unless_told_otherwise(
         assert (info.t1, info.t2, info.price) == (1, 1, found["quality"]["price"])
         engine.set(price=0)
         assert engine.info().price == 0
-        with pytest.raises(HobbitError, match="runs by price: restart with --rule gate to use t1"):
+        with pytest.raises(HobbitError, match="runs by price: restart with --set rule=gate to use t1"):
             engine.set(t1=0.5, t2=0.9)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, rule="gate"))) as engine:
         info, gate = engine.info(), found["by_rule"]["gate"]
         assert (info.t1, info.t2, info.price) == (gate["t1"], gate["t2"], 0)
-        with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --rule price"):
+        with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --set rule=price"):
             engine.set(price=0.5)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, t1=1.0, t2=1.0))) as engine:
         info = engine.info()
@@ -179,9 +179,9 @@ def test_a_quality_is_what_the_calibration_found(
     assert f"small-loss: calibrated: price {price:.3g}; fast: calibrated: price {fast:.3g}" in shown
     done = run_pyhobbit("chat", model, "-p", "a", "-n", 1, "--quality", "fast", "--pools", "5M")
     assert f"pyhobbit: quality fast: calibrated: price {fast:.3g}\n" in done.stderr
-    done = run_pyhobbit("chat", model, "-p", "a", "-n", 1, "--quality", "fast", "--t1", 0.5)
+    done = run_pyhobbit("chat", model, "-p", "a", "-n", 1, "--quality", "fast", "--set", "t1=0.5")
     assert done.returncode == 2
-    assert "--quality chooses the rule and its numbers, and --t1 is given beside it: leave one" in done.stderr
+    assert "--quality chooses the rule and its numbers, and t1 is given beside it: leave one" in done.stderr
 
 
 def test_what_was_used_most_is_read_before_anything_is_computed(
@@ -370,7 +370,7 @@ def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path)
     model = tmp_path / "m.gguf"
     model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
     for rule in ("gate", "price", "edgemoe"):
-        done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--rule", rule, "--json")
+        done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--set", f"rule={rule}", "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout, parse_constant=pytest.fail)  # Infinity is not JSON
         assert set(found["by_rule"]) == {rule}
@@ -396,7 +396,7 @@ def test_a_stale_calibration_is_replaced(
     assert "made for another version" in done.stderr
     assert done.returncode == 1
     rule = calibrated[1]["calibration"]["rule"]
-    done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--rule", rule)
+    done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--set", f"rule={rule}")
     assert done.returncode == 0, done.stderr
     assert calibration_path(model).read_bytes() != stale
     short = r"In short: (\d+)% of the bytes per token, (\d+)% of the next tokens the same \(not .*\), about"

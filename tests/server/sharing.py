@@ -30,7 +30,7 @@ PROMPTS = [
     "import os\n" * 12,
     "# a list\nx = [1, 2]\n" * 4,
 ]
-OPTIONS = ("--pools", "4M", "--t1", "0.6", "--t2", "0.95")
+OPTIONS = ("--pools", "4M", "--set", "t1=0.6", "--set", "t2=0.95")
 EXACT = {"hobbit": {"t1": 1}}
 
 Answer = list[tuple[int, dict[int, float]]]  # tokens, and log probabilities there

@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     args = parser.parse_args()
     servers.REQUEST_TIMEOUT_S = TIMEOUT_S
-    options = ("--pools", "5M", "--t1", 0.6, "--t2", 0.95, "--parallel", 4, "--ctx-size", 4096)
+    options = ("--pools", "5M", "--set", "t1=0.6", "--set", "t2=0.95", "--parallel", 4, "--ctx-size", 4096)
     with (
         tempfile.TemporaryDirectory() as folder,
         servers.serving(models.tiny_tiers("q8_0", "q4_0"), Path(folder) / "log", *options) as server,

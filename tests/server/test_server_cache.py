@@ -21,7 +21,7 @@ SAME = 5e-3  # difference of log probabilities, whatever batch they are computed
 @pytest.fixture(scope="module")
 def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("cache") / "log"
-    options = ("--pools", "6M", "--t1", 0.6, "--t2", 0.95, "--prefetch", 0)
+    options = ("--pools", "6M", "--set", "t1=0.6", "--set", "t2=0.95", "--prefetch", 0)
     with serving(tiny_gguf, log, "--parallel", 2, *LONG, *options) as server:
         yield server
 
@@ -125,7 +125,7 @@ def test_thresholds_of_parallel_requests_do_not_mix(server: Server) -> None:
 
 
 def test_a_requests_thresholds_hold_beside_prefetch(tiny_gguf: Path, tmp_path: Path) -> None:
-    options = ("--pools", "3M", "--t1", 0, "--t2", 1, "--prefetch", 2, "--parallel", 1)
+    options = ("--pools", "3M", "--set", "t1=0", "--set", "t2=1", "--prefetch", 2, "--parallel", 1)
     with serving(tiny_gguf, tmp_path / "log", *options) as server:
         before = server.cache()
         text = server.complete(hobbit={"t1": 1})
@@ -143,7 +143,7 @@ def _distance(ours: list[float], others: list[float]) -> float:
 
 
 def test_what_lower_thresholds_computed_is_not_reused(tiny_gguf: Path, tmp_path: Path) -> None:
-    options = ("--pools", "6M", "--t1", 0.6, "--t2", 0.95, "--prefetch", 0, "--parallel", 1)
+    options = ("--pools", "6M", "--set", "t1=0.6", "--set", "t2=0.95", "--prefetch", 0, "--parallel", 1)
     prompt = PROMPT * 8
     with serving(tiny_gguf, tmp_path / "fresh", *options) as server:
         expected, n_prompt = server.logprobs(prompt, hobbit={"t1": 1})
@@ -176,7 +176,7 @@ def test_what_lower_thresholds_computed_is_not_reused(tiny_gguf: Path, tmp_path:
 def test_a_restored_slot_has_the_servers_thresholds(tiny_gguf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "slots"
     folder.mkdir()
-    options = ("--pools", "6M", "--t1", 0.6, "--t2", 0.95, "--prefetch", 0, "--parallel", 1)
+    options = ("--pools", "6M", "--set", "t1=0.6", "--set", "t2=0.95", "--prefetch", 0, "--parallel", 1)
     prompt = PROMPT * 8
     with serving(tiny_gguf, tmp_path / "log", *options, "--slot-save-path", f"{folder}/") as server:
         _, n_prompt = server.logprobs(prompt)
@@ -210,7 +210,7 @@ def test_a_restored_slot_has_the_servers_thresholds(tiny_gguf: Path, tmp_path: P
             "hobbit.quality chooses the rule and its numbers, and hobbit.t1 is given",
         ),
         ({"price": -0.1}, "hobbit.price is -0.1: it must lie between 0 and"),
-        ({"price": 0.5}, "runs by t1 and t2: restart with --rule price to use price"),
+        ({"price": 0.5}, "runs by t1 and t2: restart with --set rule=price to use price"),
         (0.5, "must be an object"),
     ],
 )
@@ -227,7 +227,7 @@ def test_thresholds_need_a_low_pool(tiny_gguf: Path, tmp_path: Path) -> None:
         body = {"prompt": PROMPT, "max_tokens": 4, "stream": True, "hobbit": {"t1": 0.5}}
         answer = server.request("/v1/completions", body)
         assert answer.status == 400
-        assert "no memory was set aside for the low tier: restart with --t1" in answer.error
+        assert "no memory was set aside for the low tier: restart with --set t1=" in answer.error
         assert server.complete(hobbit={"t1": 1}) == server.complete()
 
 
@@ -261,7 +261,7 @@ def test_a_request_brings_its_own_price(tmp_path: Path) -> None:
         body = {"prompt": PROMPT, "max_tokens": 4, "hobbit": {"t1": 0.5}}
         answer = server.request("/v1/completions", body)
         assert answer.status == 400
-        assert "runs by price: restart with --rule gate to use t1 and t2" in answer.error
+        assert "runs by price: restart with --set rule=gate to use t1 and t2" in answer.error
 
 
 def test_a_model_without_cache_says_so(tmp_path: Path) -> None:

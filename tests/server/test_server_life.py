@@ -196,7 +196,7 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--port", "x"), 2, "--port is x; it must be a number"),
         (("--host", "no.such.host.invalid"), 1, "give another --host"),
         (("--ctxsize", "8080"), 2, "no option --ctxsize; did you mean --ctx?"),
-        (("--t1", "0.9", "--t2", "0.5"), 2, "--t1 (0.9) must not be above --t2 (0.5)"),
+        (("--set", "t1=0.9", "--set", "t2=0.5"), 2, "t1 (0.9) must not be above t2 (0.5)"),
         (("--memory", "1M", "--pools", "1M"), 1, "give one of them"),
         (("--memory", "1M"), 1, "memory budget of 1.0 MiB is too small"),
         (("--memory", "1G", "--cache-ram", "1023"), 1, "memory budget of 1.0 MiB is too small"),
@@ -204,7 +204,7 @@ def test_a_busy_port_is_an_error_before_the_model_is_loaded(
         (("--memory", "1G", "--cache-ram", "-1"), 2, "--cache-ram -1 sets no limit"),
         (("--memory", "1G", "--mmproj-url", "http://h/m.gguf"), 2, "what --mmproj-url takes is not known"),
         (("--memory", "1G", "-md", "m.gguf"), 2, "what --model-draft takes is not known"),
-        (("--hf-repo", "a/b"), 2, "both MODEL"),
+        (("-hf", "a/b"), 2, "both MODEL"),
         (("--drain", "-1"), 2, "--drain is -1; it must be a number of seconds from 0"),
         (("--spec-type", "draft-simple"), 2, "draft-simple drafts by another model: give --spec-draft-model"),
         (("--spec-type", "ngram-mod,draft-eagle3"), 2, "draft-eagle3 drafts by another model"),
@@ -310,7 +310,7 @@ def test_each_model_of_a_folder_has_its_own_counters(
         assert (unnamed.status, unnamed.error) == (400, "model name is missing from the request")
         states = {each["id"]: each["status"]["value"] for each in server.request("/v1/models").json["data"]}
         assert states == {"a": "loaded", "b": "loaded", "c": "unloaded"}
-        shown = run_pyhobbit("top", server.url, "--once", "--interval", 0.1, "--model", "b")
+        shown = run_pyhobbit("top", server.url, "--once", "--model", "b")
         assert "no expert was used" in shown.stdout, shown.stderr  # by nobody, meanwhile
         for which, said in (((), "it has several models"), (("--model", "c"), "the model c is not loaded")):
             assert said in run_pyhobbit("top", server.url, "--once", *which).stderr
@@ -348,14 +348,14 @@ def test_a_low_tier_that_lies_idle_is_mentioned(tiny_gguf: Path, run_pyhobbit: R
     ends_early = ("--port", free_port(), "--ctx-size", 512, "--chat-template-file", "/nowhere")
     done = run_pyhobbit("serve", tiny_gguf, "--pools", "4M", *ends_early)
     assert "pyhobbit: the low tier is not used: start with --quality small-loss\n" in done.stderr
-    for used in (("--pools", "4M", "--t1", "0.6"), ("--pools", "60M")):
+    for used in (("--pools", "4M", "--set", "t1=0.6"), ("--pools", "60M")):
         assert "low tier" not in run_pyhobbit("serve", tiny_gguf, *used, *ends_early).stderr
 
 
 def test_what_is_served_is_said_first(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     port = free_port()
     ends_early = ("--port", port, "--ctx-size", 512, "--chat-template-file", "/nowhere")
-    stderr = run_pyhobbit("serve", tiny_gguf, "--memory", "1G", "--t1", "0.6", *ends_early).stderr
+    stderr = run_pyhobbit("serve", tiny_gguf, "--memory", "1G", "--set", "t1=0.6", *ends_early).stderr
     said = dict(re.findall(r"^pyhobbit: (\w+) +(.*)", stderr, re.MULTILINE))
     assert said["model"].startswith("tiny.gguf, ")
     assert said["model"].endswith(", context 512 tokens")

@@ -19,7 +19,7 @@ GREEDY = {"temperature": 0, "num_predict": 24}
 @pytest.fixture(scope="module")
 def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("ollama") / "log"
-    lossy = ("--pools", "6M", "--t1", "0.3", "--t2", "0.9", "--strict")
+    lossy = ("--pools", "6M", "--set", "t1=0.3", "--set", "t2=0.9", "--set", "strict=true")
     with serving(tiny_gguf, log, *lossy, key=KEY) as server:
         yield server
 

@@ -38,7 +38,7 @@ def test_the_page_answers_a_prompt(tiny_gguf: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_the_panel_shows_two_clients_beside_the_conversation(tiny_gguf: Path, tmp_path: Path) -> None:
-    lossy = ("--pools", "6M", "--t1", "0.6", "--t2", "0.9", "--api-key", "k")
+    lossy = ("--pools", "6M", "--set", "t1=0.6", "--set", "t2=0.9", "--api-key", "k")
     with (
         serving(tiny_gguf, tmp_path / "log", *lossy, "--ctx-size", 4096, key="k") as server,
         browser.sync_playwright() as playwright,

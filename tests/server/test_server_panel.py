@@ -76,7 +76,7 @@ def showing(server: Server, answers: dict[str, Any]) -> Iterator[Panel]:
 
 @pytest.fixture(scope="module")
 def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    lossy = ("--pools", "6M", "--t1", 0.6, "--t2", 0.9, "--parallel", 3)
+    lossy = ("--pools", "6M", "--set", "t1=0.6", "--set", "t2=0.9", "--parallel", 3)
     with serving(tiny_gguf, tmp_path_factory.mktemp("panel") / "log", *lossy, *LONG) as running:
         yield running
 

@@ -41,7 +41,7 @@ def test_an_option_that_is_given_comes_first(
     model = tmp_path / "m.gguf"
     model.symlink_to(tiny_gguf)
     write_options(model, {"policy": "lru", "io_threads": 2})
-    assert main(["config", str(model), "--pools", "6M", "--paper", "hobbit", "--t1", "0.5"]) == 0
+    assert main(["config", str(model), "--pools", "6M", "--paper", "hobbit", "--set", "t1=0.5"]) == 0
     shown = capsys.readouterr()
     rows = {words[0]: words[1:] for words in map(str.split, shown.out.splitlines()) if len(words) > 1}
     assert rows["t1"][:2] == ["0.5", "flag"]

@@ -297,7 +297,7 @@ status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_change
     if (prepared_ && asks_for_low(changed.rule(), t) && index_.n_tiers() > 1 &&
         std::none_of(engines_.begin(), engines_.end(), has_low)) {
         const std::string word  = changed.text(QUALITY);
-        const std::string asked = word.empty() ? text_of(changed.rule(), t, "--", " ") : "--quality " + word;
+        const std::string asked = word.empty() ? text_of(changed.rule(), t, "--set ", " ") : "--quality " + word;
         return status::error("no memory was set aside for the low tier: restart with %s", asked.c_str());
     }
     const auto judges = [](const hobbit_setting & each) {

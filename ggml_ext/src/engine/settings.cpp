@@ -376,7 +376,7 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
     }
     HOBBIT_TRY(move_limits(keys));
     if (const rule_number * other = number_of_another_rule()) {
-        return status::error("this model runs by %s: restart with --rule %s to use %s",
+        return status::error("this model runs by %s: restart with --set rule=%s to use %s",
                              options_of(rule(), " and ").c_str(), other->rule.c_str(),
                              options_of(other->rule, " and ").c_str());
     }

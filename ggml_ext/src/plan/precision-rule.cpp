@@ -46,7 +46,8 @@ std::string text_of(const std::string & rule, const rule_numbers & numbers, cons
                     const char * separator) {
     std::string text;
     for (const rule_number * each : numbers.all_high() ? std::vector<const rule_number *>() : numbers_of(rule)) {
-        text += (text.empty() ? "" : separator) + format("%s%s %.3g", prefix, each->spec.option, numbers[*each]);
+        text += (text.empty() ? "" : separator) +
+                format(*prefix ? "%s%s=%.3g" : "%s%s %.3g", prefix, each->spec.option, numbers[*each]);
     }
     return text;
 }

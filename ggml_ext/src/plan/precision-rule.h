@@ -106,7 +106,7 @@ std::vector<const rule_number *> numbers_of(const std::string & rule);
 bool   asks_for_low(const std::string & rule, const rule_numbers & numbers);
 double low_demand(const std::string & rule, const rule_numbers & numbers);
 
-// The numbers of a rule for people, such as "t1 0.6, t2 0.9"; "" if all is high.
+// The numbers of a rule for people, such as "t1 0.6, t2 0.9", and with a prefix "--set t1=0.6"; "" if all is high.
 std::string text_of(const std::string & rule, const rule_numbers & numbers, const char * prefix = "",
                     const char * separator = ", ");
 

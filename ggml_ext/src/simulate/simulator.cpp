@@ -57,9 +57,8 @@ static status check_options(const hobbit_simulation & options, const settings & 
                              options.bits_high);
     }
     if (options.belady == 0 && registered_policy::traits(given.policy()).needs_prior && !options.prior) {
-        return status::
-            error("the policy %s needs the uses of an earlier run: give a prior, such as its trace with --prior",
-                  given.policy().c_str());
+        return status::error("the policy %s needs the uses of an earlier run: give a prior, such as its trace",
+                             given.policy().c_str());
     }
     if (options.belady != 0 && (!given.thresholds().all_high() || options.slots_low > 0)) {
         return status::error("belady is the bound for one pool of equal experts: simulate it with t1 = 1 and no low "

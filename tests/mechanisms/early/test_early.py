@@ -38,8 +38,8 @@ def test_computing_early_wants_a_device_and_predictions(
     tiny_gguf: Path, rpc: str, run_pyhobbit: RunPyhobbit
 ) -> None:
     on_device = ("--rpc", rpc, "--device", "RPC0", "--pools", "8M")
-    for options in (), (*on_device, "--mode", "gpu"), (*on_device, "--prefetch", 0):
-        done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--early", *options)
+    for options in (), (*on_device, "--set", "mode=gpu"), (*on_device, "--prefetch", 0):
+        done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--set", "early=true", *options)
         assert done.returncode == 1
-        assert "--early lets the CPU compute experts that are predicted: name a GPU" in done.stderr
+        assert "early lets the CPU compute experts that are predicted: name a GPU" in done.stderr
         assert "weights other than experts" not in done.stderr

@@ -36,11 +36,11 @@ def test_static_keeps_what_the_earlier_run_used(tmp_path: Path, capsys: pytest.C
     path = write_trace(tmp_path / "t.csv", letters("ABCCAB"), **shape)
     before = write_trace(tmp_path / "before.csv", letters("cccAABBD"), **shape)
     given = ("--trace", path, "--capacity", 0.5, "--policy", "static", "lru")
-    assert "give a prior, such as its trace with --prior" in _error(capsys, *given)
-    static, lru = _json(capsys, *given, "--prior", before)["runs"]
+    assert "give a prior, such as its trace" in _error(capsys, *given)
+    static, lru = _json(capsys, *given, "--set", f"prior={before}")["runs"]
     # the pool begins with A and B, the most used in decoding; C passes through in A's place
     assert (static["misses_high"], lru["misses_high"]) == (2, 3)
     everything = _json(capsys, "--trace", path, "--capacity", 0.5)["runs"]
     assert "static" not in [run["policy"] for run in everything]
     other = write_trace(tmp_path / "other.csv", letters("AB"), n_layers=1, n_experts=8, n_used=1)
-    assert "is a trace of another model" in _error(capsys, *given, "--prior", other)
+    assert "is a trace of another model" in _error(capsys, *given, "--set", f"prior={other}")

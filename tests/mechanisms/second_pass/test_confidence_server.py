@@ -8,7 +8,7 @@ from servers import PROMPT, serving
 
 
 def test_a_request_brings_its_own_confidence(tiny_gguf: Path, tmp_path: Path) -> None:
-    options = ("--pools", "6M", "--rule", "rank", "--prefetch", 0, "--parallel", 2, "--ctx-size", 1024)
+    options = ("--pools", "6M", "--set", "rule=rank", "--prefetch", 0, "--parallel", 2, "--ctx-size", 1024)
     with serving(tiny_gguf, tmp_path / "log", *options) as server:
 
         def repeated(**options: object) -> tuple[str, int]:

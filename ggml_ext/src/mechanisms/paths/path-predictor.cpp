@@ -199,7 +199,7 @@ static std::unique_ptr<predictor> make(const predictor_options & options) {
     return std::make_unique<path_predictor>(options, dictionary_size);
 }
 
-static const bool is_edgemoe = register_paper({ "edgemoe", "a low tier and pyhobbit calibrate --rule edgemoe",
+static const bool is_edgemoe = register_paper({ "edgemoe", "a low tier and pyhobbit calibrate --set rule=edgemoe",
                                                 "rule=edgemoe policy=edgemoe predictor=paths-exact prefetch=1" });
 
 static const registered_predictor makers[] = {

@@ -13,18 +13,18 @@ from pyhobbit import Hobbit
 def test_from_the_command_line(tiny_gguf: Path, run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
     skipped = []
     for number in (1, 0.5):
-        answer = ("-p", "def f(", "-n", 8, "--temp", 0, "--pools", "6M", "--nucleus", number)
+        answer = ("-p", "def f(", "-n", 8, "--temp", 0, "--pools", "6M", "--set", f"nucleus={number}")
         done = run_pyhobbit("chat", tiny_gguf, *answer, "--stats-json", tmp_path / "stats.json")
         assert done.returncode == 0, done.stderr
         skipped.append(json.loads((tmp_path / "stats.json").read_text())["selections_skipped"])
     assert skipped[0] == 0 < skipped[1]
-    assert "a token keeps its best experts" in run_pyhobbit("chat", "--help-research").stdout
-    refused = run_pyhobbit("chat", tiny_gguf, "-p", "x", "--nucleus", 0.5, "--rule", "gate")
-    assert "--nucleus belongs to the rule nucleus" in refused.stderr
+    assert "a token keeps its best experts" in run_pyhobbit("chat", "--help-all").stdout
+    refused = run_pyhobbit("chat", tiny_gguf, "-p", "x", "--set", "nucleus=0.5", "--set", "rule=gate")
+    assert "nucleus belongs to the rule nucleus" in refused.stderr
 
 
 def test_by_a_request(tiny_gguf: Path, tmp_path: Path) -> None:
-    options = ("--pools", "6M", "--rule", "nucleus", "--prefetch", 0)
+    options = ("--pools", "6M", "--set", "rule=nucleus", "--prefetch", 0)
     with serving(tiny_gguf, tmp_path / "log", *options) as server:
         assert server.cache()["nucleus"] == 1
         server.complete()
