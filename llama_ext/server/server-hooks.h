@@ -166,6 +166,9 @@ class server_hooks {
     virtual void before_pass(const server_slot_views &, const server_pass &, int32_t /* n_tokens */) {}
     virtual void after_pass() {}
 
+    // Once per second of a pass: the prompts that it reads, with their tokens that are computed.
+    virtual void progress(server_slot_views & /* prompts */) {}
+
     // The slots have used up n_cells that they share: whose answer ends? -1: nobody's.
     virtual void overflow(const server_slot_views &, int32_t /* n_cells */, int32_t & /* id */) {}
 

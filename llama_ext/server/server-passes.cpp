@@ -4,6 +4,7 @@
 #include "server-task.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <mutex>
 #include <numeric>
@@ -68,6 +69,7 @@ class passes_hooks : public server_hooks {
         std::lock_guard<std::mutex> lock(mutex_);
         prompts_  = std::move(prompts);
         start_    = seconds();
+        told_     = start_;
         n_before_ = done;
         n_layers_ = n_layers * ((n_tokens + pass.n_ubatch - 1) / pass.n_ubatch);
     }
@@ -87,6 +89,18 @@ class passes_hooks : public server_hooks {
         prompts_.clear();
     }
 
+    void progress(server_slot_views & prompts) override {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (seconds() - told_ < 1.0 || n_layers_ <= 0.0) {
+            return;
+        }
+        told_   = seconds();
+        prompts = prompts_;
+        for (auto & prompt : prompts) {
+            prompt.n_tokens -= int32_t(prompt.n_prompt_batch * (1.0 - share()));
+        }
+    }
+
     // Ends the longest answer.
     void overflow(const server_slot_views & slots, int32_t n_cells, int32_t & id) override {
         int64_t n_all     = 0;
@@ -104,20 +118,19 @@ class passes_hooks : public server_hooks {
     // The prompts that are read: slot, tokens read and in all, those of this pass, its layers, and seconds left where
     // known.
     void values(json & data) override {
-        json         all  = json::array();
-        const double done = server_report_layers().first;
+        json all = json::array();
 
         std::lock_guard<std::mutex> lock(mutex_);
-        const double                n_done = std::min(std::max(done - n_before_, 0.0), n_layers_);
+        const double                done = share();
         for (const auto & prompt : prompts_) {
             const int32_t n_before = prompt.n_tokens - prompt.n_prompt_batch; // in the slot, kept ones included
-            const double  n_pass   = prompt.n_prompt_batch * (n_layers_ > 0 ? n_done / n_layers_ : 0.0);
+            const double  n_pass   = prompt.n_prompt_batch * done;
             const double  n_read   = double(prompt.stats->n_prompt_processed) + n_pass;
             const double  n_left   = prompt.n_prompt - n_before - n_pass;
 
             json one           = { { "slot", prompt.id }, { "tokens", n_before }, { "tokens_all", prompt.n_prompt } };
             one["tokens_pass"] = prompt.n_prompt_batch;
-            one["layers"]      = int64_t(n_done);
+            one["layers"]      = int64_t(std::llround(done * n_layers_));
             one["layers_all"]  = int64_t(n_layers_);
             if (n_read > 0) {
                 one["seconds_left"] = (prompt.stats->t_prompt_ms() / 1e3 + seconds() - start_) * n_left / n_read;
@@ -128,6 +141,12 @@ class passes_hooks : public server_hooks {
     }
 
   private:
+    // How much of the pass is computed, from 0 to 1. REQUIRES: mutex_ is held
+    double share() const {
+        const double n_done = server_report_layers().first - n_before_;
+        return n_layers_ > 0.0 ? std::min(std::max(n_done / n_layers_, 0.0), 1.0) : 0.0;
+    }
+
     // Tokens of long prompts for the next pass, at most n_most, while n_waiting slots wait for a token each. A pass
     // takes all together a few seconds; then these slots get as much time, and 20 tokens, before the next one.
     int32_t tokens(int32_t n_waiting, int32_t n_most) const {
@@ -167,6 +186,7 @@ class passes_hooks : public server_hooks {
     std::mutex        mutex_;
     server_slot_views prompts_;        // slots of which it reads a part; their stats stay as they are meanwhile
     double            start_    = 0.0; // seconds()
+    double            told_     = 0.0; // seconds() when progress was told
     double            n_before_ = 0.0; // layers computed before the pass
     double            n_layers_ = 0.0; // layers of the whole pass
 };

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from select import select
 
@@ -196,3 +197,31 @@ def test_an_answer_goes_on_while_a_long_prompt_is_read(model: Path, tmp_path: Pa
         assert 0 <= seen[0]["layers"] <= seen[0]["layers_all"] == 6
         ends = "request ends: 4000 tokens read at"
         wait_until(lambda: ends in (tmp_path / "log").read_text())
+
+
+def test_a_stream_tells_how_far_its_prompt_is(tmp_path: Path) -> None:
+    n = 20_000  # one pass, which takes many seconds
+    options = (
+        "--override-kv",
+        f"llama.context_length=int:{n}",
+        "--ctx-size",
+        n,
+        "--parallel",
+        1,
+        "--batch-size",
+        n,
+    )
+    body = {"prompt": [65] * (n - 100), "n_predict": 1, "stream": True, "return_progress": True}
+    with (
+        serving(models.tiny(), tmp_path / "log", "--pools", "3M", *options) as server,
+        closing(server.connection()) as connection,
+    ):
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        events = [json.loads(line[6:]) for line in connection.getresponse() if line.startswith(b"data:")]
+    told = [each["prompt_progress"] for each in events if "prompt_progress" in each]
+    read = [each["processed"] for each in told]
+    assert len(read) >= 4
+    assert read == sorted(read)
+    assert (read[0], read[-1]) == (0, n - 100)
+    assert any(0 < each < n - 100 for each in read)
+    assert all(later["time_ms"] - each["time_ms"] >= 900 for each, later in pairwise(told[1:-1]))
