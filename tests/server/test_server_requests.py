@@ -139,6 +139,7 @@ def test_a_client_that_leaves_ends_its_pass(model: Path, tmp_path: Path, stream:
         time.sleep(1)
         assert server.cache()["layers_computed"] - before == layers
         assert server.complete(n=8) == text  # nothing of it is left
+    assert "failed" not in (tmp_path / "log").read_text()
 
 
 def test_a_request_that_waits_for_a_slot_has_its_headers(model: Path, tmp_path: Path) -> None:
