@@ -193,6 +193,20 @@ def test_a_worker_keeps_to_its_memory(tiny_gguf: Path, run_pyhobbit: RunPyhobbit
         assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024 > 10 << 20  # type: ignore[index]
 
 
+def test_a_worker_tells_who_comes_and_goes(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "pyhobbit", "worker", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        wait_until(lambda: _listens(port))
+        options = ("--rpc", f"127.0.0.1:{port}", "--device", "RPC0")
+        assert run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 2, *options, timeout=60).returncode == 0
+        worker.terminate()
+        said = worker.communicate(timeout=60)[0].splitlines()
+    came = said.count("127.0.0.1: Accepted client connection")
+    assert came >= 2  # the probe of the test, and the chat
+    assert said.count("Client connection closed") == came
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
