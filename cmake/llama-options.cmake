@@ -153,9 +153,14 @@ function(hobbit_add_our_files)
     set_source_files_properties(${bridge}/hobbit-projector.cpp TARGET_DIRECTORY mtmd
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
-    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${server}/*.cpp)
-    list(FILTER sources EXCLUDE REGEX "/list-options.cpp$")
-    target_sources(server-context PRIVATE ${sources})
+    # a file server-NAME.cpp, also in a folder of its own, defines server_hooks_NAME
+    file(GLOB_RECURSE hooks CONFIGURE_DEPENDS ${server}/server-*.cpp)
+    list(REMOVE_ITEM hooks ${server}/server-hooks.cpp)
+    list(TRANSFORM hooks REPLACE ".*/server-(.*).cpp" "HOOKS(\\1)" OUTPUT_VARIABLE names)
+    list(JOIN names " " names)
+    target_sources(server-context PRIVATE ${hooks} ${server}/server-hooks.cpp ${server}/ollama-body.cpp)
+    set_source_files_properties(${server}/server-hooks.cpp TARGET_DIRECTORY server-context
+        PROPERTIES COMPILE_DEFINITIONS "SERVER_HOOKS=${names}")
     target_include_directories(server-context PUBLIC ${server})
     target_link_libraries(server-context PUBLIC ggml-hobbit cpp-httplib)
 

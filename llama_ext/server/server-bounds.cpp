@@ -81,7 +81,4 @@ class bounds_hooks : public server_hooks {
 
 } // namespace
 
-server_hooks & server_hooks_bounds() {
-    static bounds_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_bounds = server_hooks_of<bounds_hooks>();

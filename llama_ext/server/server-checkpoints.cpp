@@ -44,7 +44,4 @@ class checkpoint_hooks : public server_hooks {
 
 } // namespace
 
-server_hooks & server_hooks_checkpoints() {
-    static checkpoint_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_checkpoints = server_hooks_of<checkpoint_hooks>();

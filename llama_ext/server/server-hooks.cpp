@@ -4,24 +4,14 @@
 #include "server-common.h"
 #include "server-http.h"
 
-// One line for each file with hooks. Requests come first: they bound what the others read. The report on a
-// lost machine comes behind what says when a model sleeps.
-#define SERVER_HOOKS(X)                                                                                                \
-    X(requests)                                                                                                        \
-    X(bounds)                                                                                                          \
-    X(settings)                                                                                                        \
-    X(checkpoints)                                                                                                     \
-    X(passes)                                                                                                          \
-    X(ollama)                                                                                                          \
-    X(report)                                                                                                          \
-    X(pages)
+// SERVER_HOOKS: HOOKS(NAME) for each file server-NAME.cpp, as cmake/llama-options.cmake found them.
+#define HOOKS(name) extern server_hooks & server_hooks_##name;
+SERVER_HOOKS
+#undef HOOKS
 
-#define DECLARE(name) server_hooks & server_hooks_##name();
-#define ADDRESS(name) &server_hooks_##name(),
-SERVER_HOOKS(DECLARE)
-
+#define HOOKS(name) &server_hooks_##name,
 const std::vector<server_hooks *> & server_hooks_all() {
-    static const std::vector<server_hooks *> all = { SERVER_HOOKS(ADDRESS) };
+    static const std::vector<server_hooks *> all = { SERVER_HOOKS };
     return all;
 }
 

@@ -191,7 +191,14 @@ class server_hooks {
     virtual void values(common_json &) {}
 };
 
-// The hooks of all files, in the order of server-hooks.cpp.
+// The hooks of a file server-NAME.cpp, which defines server_hooks_NAME by it.
+template <typename Hooks>
+server_hooks & server_hooks_of() {
+    static Hooks hooks;
+    return hooks;
+}
+
+// The hooks of all files, in alphabetical order.
 const std::vector<server_hooks *> & server_hooks_all();
 
 // Calls one hook of all files.

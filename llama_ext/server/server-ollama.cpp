@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "server-ollama.h"
+#include "ollama-body.h"
 
 #include "server-common.h"
 #include "server-context.h"
@@ -406,7 +406,4 @@ class ollama_hooks : public server_hooks {
 
 } // namespace
 
-server_hooks & server_hooks_ollama() {
-    static ollama_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_ollama = server_hooks_of<ollama_hooks>();

@@ -37,7 +37,4 @@ class pages_hooks : public server_hooks {
 
 } // namespace
 
-server_hooks & server_hooks_pages() {
-    static pages_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_pages = server_hooks_of<pages_hooks>();

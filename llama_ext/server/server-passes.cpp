@@ -193,7 +193,4 @@ class passes_hooks : public server_hooks {
 
 } // namespace
 
-server_hooks & server_hooks_passes() {
-    static passes_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_passes = server_hooks_of<passes_hooks>();

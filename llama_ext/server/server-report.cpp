@@ -390,7 +390,4 @@ class report_hooks : public server_hooks {
 
 } // namespace
 
-server_hooks & server_hooks_report() {
-    static report_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_report = server_hooks_of<report_hooks>();

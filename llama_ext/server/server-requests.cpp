@@ -436,7 +436,4 @@ void server_requests_hold_answer(uint64_t size, const std::string & what) {
     }
 }
 
-server_hooks & server_hooks_requests() {
-    static requests_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_requests = server_hooks_of<requests_hooks>();

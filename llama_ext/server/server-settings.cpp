@@ -139,7 +139,4 @@ class settings_hooks : public server_hooks {
 
 } // namespace
 
-server_hooks & server_hooks_settings() {
-    static settings_hooks hooks;
-    return hooks;
-}
+server_hooks & server_hooks_settings = server_hooks_of<settings_hooks>();

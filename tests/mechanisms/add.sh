@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# add.sh: shows what an addition takes. In a copy of the last commit: copies the folders of additions/ to the mechanisms,
-# adds a line for each to their list, builds, and runs their tests, which use them from the command line, by a request and
-# by Hobbit. Fails if a file outside the folders has changed but for the list.
+# add.sh: shows what an addition takes. In a copy of the last commit: copies the folders of additions/ to the server, if
+# they have hooks of it, else to the mechanisms, with a line in their list. Builds, and runs their tests, which use them
+# from the command line, by a request and by Hobbit. Fails if another file has changed but for the list.
 source "$(dirname "$0")/copy.sh"
 start=$SECONDS
 reset_copy
 for folder in tests/mechanisms/additions/*/; do
     name=$(basename "$folder")
-    mkdir -p "$copy/ggml_ext/src/mechanisms/$name" "$copy/tests/mechanisms/$name"
-    cp "$folder"/*.cpp "$copy/ggml_ext/src/mechanisms/$name/"
+    into=$copy/ggml_ext/src/mechanisms/$name
+    if compgen -G "$folder/server-*.cpp" > /dev/null; then
+        into=$copy/llama_ext/server/$name
+    else
+        sed -i "s/^set(HOBBIT_MECHANISMS\$/&\n    $name/" "$copy/ggml_ext/mechanisms.cmake"
+    fi
+    mkdir -p "$into" "$copy/tests/mechanisms/$name"
+    cp "$folder"/*.cpp "$into/"
     cp "$folder"/*.py "$copy/tests/mechanisms/$name/"
-    sed -i "s/^set(HOBBIT_MECHANISMS\$/&\n    $name/" "$copy/ggml_ext/mechanisms.cmake"
     added+=("$copy/tests/mechanisms/$name")
 done
 touched=$(git -C "$copy" diff --name-only)

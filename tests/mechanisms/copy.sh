@@ -29,7 +29,7 @@ quietly() {
 # The last commit's files.
 reset_copy() {
     git -C "$copy" checkout --quiet --force --detach "$commit"
-    git -C "$copy" clean --quiet --force -d -- ggml_ext tests
+    git -C "$copy" clean --quiet --force -d -- ggml_ext llama_ext tests
 }
 
 build_copy() {

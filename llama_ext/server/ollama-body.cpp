@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "server-ollama.h"
+#include "ollama-body.h"
 
 #include "server-common.h"
 
