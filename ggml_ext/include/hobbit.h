@@ -340,31 +340,33 @@ HOBBIT_API bool hobbit_check(const hobbit_model * model, char * err, size_t err_
 // computation. A read that takes longer than hobbit.read_timeout fails the computation that needs it.
 HOBBIT_API double hobbit_oldest_read(const hobbit_model * model);
 
+#define HOBBIT_FIELD(type, name, help) type name;
+#define HOBBIT_BY_TIER(type, name, help) type name##_high, name##_low;
+
+// Figures of an opened model, those of BY_TIER for each precision. Python, /hobbit and /metrics are built from these
+// lists.
+#define HOBBIT_INFO_FIELDS(FIELD, BY_TIER)                                                                             \
+    FIELD(uint32_t, n_layers, "Layers with routed experts")                                                            \
+    FIELD(uint32_t, n_experts, "Experts per layer, in the largest")                                                    \
+    FIELD(uint32_t, n_experts_used, "Experts that a token uses per layer, in the layer with the most")                 \
+    FIELD(uint32_t, n_tiers, "Precisions in the model's files")                                                        \
+    FIELD(uint32_t, n_absent_high, "Experts of all layers that have a low version alone")                              \
+    FIELD(uint32_t, n_run_layers, "Layers that are run: the first ones, without a draft head that nobody loads")       \
+    FIELD(uint32_t, n_all_experts, "Experts of all layers that are run")                                               \
+    FIELD(uint32_t, n_token_uses, "Experts that a token uses, in all layers that are run")                             \
+    BY_TIER(uint64_t, tier_bytes, "Bytes of all routed experts on disk")                                               \
+    BY_TIER(double, token_bytes, "Bytes of the experts of a token in all layers, if all have this precision")          \
+    BY_TIER(uint64_t, pool_bytes, "Bytes of the expert cache; 0 before they are planned")                              \
+    BY_TIER(uint32_t, pool_slots, "Experts that fit in the cache")                                                     \
+    BY_TIER(uint64_t, host_bytes, "Bytes of the cache in host memory behind the cache of a GPU")                       \
+    BY_TIER(uint32_t, host_slots, "Experts that fit in the cache in host memory")                                      \
+    FIELD(uint64_t, snapshot_bytes, "Bytes left free for snapshots of sequences' states")
+
 struct hobbit_info {
-    uint32_t n_layers;       // layers with routed experts
-    uint32_t n_experts;      // per layer, the largest
-    uint32_t n_experts_used; // per token, in the layer with the most
-    uint32_t n_tiers;
-    uint32_t n_absent_high;   // experts of all layers that have a low version alone
-    uint32_t n_run_layers;    // layers that are run: the first ones, without a draft head that nobody loads
-    uint32_t n_all_experts;   // experts of all layers that are run
-    uint32_t n_token_uses;    // experts that a token uses, in all layers that are run
-    uint64_t tier_bytes_high; // all routed experts of the tier
-    uint64_t tier_bytes_low;
-    double   token_bytes_high; // experts that a token uses in all layers, if all of them are of this tier
-    double   token_bytes_low;
-    uint64_t pool_bytes_high; // 0 before they are planned
-    uint64_t pool_bytes_low;
-    uint32_t pool_slots_high; // experts that fit
-    uint32_t pool_slots_low;
-    uint64_t host_bytes_high; // bytes of the cache in host memory behind a device with memory of its own; 0 without one
-    uint64_t host_bytes_low;
-    uint32_t host_slots_high;
-    uint32_t host_slots_low;
-    uint64_t snapshot_bytes; // memory left free for snapshots of sequences' states
-    bool     direct_io;      // false: the file system refused O_DIRECT
-    bool     on_device;      // the pools are on a device with memory of its own; false before hobbit_place_layers
-    char     precision[64];  // numbers by which the rule decides, such as "t1 0.6, t2 0.9"; "": all is high
+    HOBBIT_INFO_FIELDS(HOBBIT_FIELD, HOBBIT_BY_TIER)
+    bool direct_io;     // false: the file system refused O_DIRECT
+    bool on_device;     // the pools are on a device with memory of its own; false before hobbit_place_layers
+    char precision[64]; // numbers by which the rule decides, such as "t1 0.6, t2 0.9"; "": all is high
 };
 
 HOBBIT_API void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info);
@@ -419,20 +421,23 @@ HOBBIT_API const struct hobbit_counter * hobbit_counter_at(size_t i);
 HOBBIT_API void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values);
 
 // Figures of the time between two samples of the counters. Shares are from 0 to 1. NAN: nothing of the kind happened.
+#define HOBBIT_RATES_FIELDS(FIELD)                                                                                     \
+    FIELD(double, tokens_per_s, "Tokens computed, those of prompts included")                                          \
+    FIELD(double, hit_rate, "Share of the experts that layers needed and found in the cache")                          \
+    FIELD(double, hit_rate_high, "Share of hits in high precision")                                                    \
+    FIELD(double, hit_rate_low, "Share of hits in low precision")                                                      \
+    FIELD(double, host_hit_rate, "Share of a GPU's misses that host memory had")                                       \
+    FIELD(double, bytes_read_per_s, "Bytes of experts read from disk")                                                 \
+    FIELD(double, bytes_read_per_token, "Bytes of experts read from disk")                                             \
+    FIELD(double, stall_share, "Share of the time that computation waited for the disk or for an upload")              \
+    FIELD(double, expert_share, "Share of the time in layers with routed experts, without these waits")                \
+    FIELD(double, high_share, "Share of the selections in high precision")                                             \
+    FIELD(double, low_share, "Share of the selections in low precision")                                               \
+    FIELD(double, skipped_share, "Share of the selections that were skipped")                                          \
+    FIELD(double, cpu_share, "Share of the selections that the CPU computed beside a GPU")
+
 struct hobbit_rates {
-    double tokens_per_s;         // tokens computed, those of prompts included
-    double hit_rate;             // share of the experts that layers needed and found in the cache
-    double hit_rate_high;        // share of hits in high precision
-    double hit_rate_low;         // share of hits in low precision
-    double host_hit_rate;        // share of a GPU's misses that host memory had
-    double bytes_read_per_s;     // bytes of experts read from disk
-    double bytes_read_per_token; // bytes of experts read from disk
-    double stall_share;          // share of the time that computation waited for the disk or for an upload
-    double expert_share;         // share of the time in layers with routed experts, without these waits
-    double high_share;           // share of the selections in high precision
-    double low_share;            // share of the selections in low precision
-    double skipped_share;        // share of the selections that were skipped
-    double cpu_share;            // share of the selections that the CPU computed beside a GPU
+    HOBBIT_RATES_FIELDS(HOBBIT_FIELD)
 };
 
 // Samples are of all counters, in the order of hobbit_counter_at. A counter that fell began anew, and counts as

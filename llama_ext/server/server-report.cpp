@@ -14,6 +14,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <mutex>
 #include <regex>
 #include <set>
@@ -35,6 +37,8 @@ static struct {
     std::vector<double> counters; // in the order of hobbit_counter_at
 
     std::vector<uint64_t> layer_hits, layer_misses; // [layer]
+
+    std::deque<std::pair<int64_t, std::vector<double>>> samples; // time in ms, counters
 
     std::string failure; // why the cache computes nothing any more; "": it does
 } g_cache;
@@ -63,69 +67,79 @@ static const std::vector<double> & read_counters() {
 
 // One value; values of one metric are neighbours.
 struct hobbit_value {
-    const char * key;    // name in JSON
-    const char * metric; // null: none
+    std::string  key;    // name in JSON
+    std::string  metric; // empty: none
     std::string  label;  // label of the metric; "": none
-    const char * help;   // help of the metric
+    std::string  help;   // help of the metric
     json         value;
     const char * type = "gauge";
 };
 
-// clang-format off
-static std::vector<hobbit_value> hobbit_values(const hobbit_info & i, const std::vector<double> & counters) {
-    const char * const high = "precision=\"high\"";
-    const char * const low  = "precision=\"low\"";
-
-    std::vector<hobbit_value> values = {
-        { "n_layers",        "layers",       "",            "Layers with routed experts",                    i.n_layers },
-        { "n_experts",       "experts",      "",            "Experts per layer",                             i.n_experts },
-        { "n_experts_used",  "experts_used", "",            "Experts per layer used for a token",            i.n_experts_used },
-        { "n_all_experts",   nullptr,        "",            "",                                              i.n_all_experts },
-        { "n_token_uses",    nullptr,        "",            "",                                              i.n_token_uses },
-        { "n_tiers",         "tiers",        "",            "Precisions in the model's files",               i.n_tiers },
-        { "tier_bytes_high", "tier_bytes",   high,          "Size of all routed experts on disk",            i.tier_bytes_high },
-        { "tier_bytes_low",  "tier_bytes",   low,           "",                                              i.tier_bytes_low },
-        { "pool_bytes_high", "pool_bytes",   high,          "Size of the expert cache",                      i.pool_bytes_high },
-        { "pool_bytes_low",  "pool_bytes",   low,           "",                                              i.pool_bytes_low },
-        { "pool_slots_high", "pool_slots",   high,          "Experts that fit in the cache",                 i.pool_slots_high },
-        { "pool_slots_low",  "pool_slots",   low,           "",                                              i.pool_slots_low },
-        { "host_bytes_high", "host_bytes",   high,          "Size of the expert cache in host memory, behind the cache of a GPU", i.host_bytes_high },
-        { "host_bytes_low",  "host_bytes",   low,           "",                                              i.host_bytes_low },
-        { "host_slots_high", "host_slots",   high,          "Experts that fit in the cache in host memory",  i.host_slots_high },
-        { "host_slots_low",  "host_slots",   low,           "",                                              i.host_slots_low },
-        { "snapshot_bytes",  "snapshot_bytes", "",       "Memory for context checkpoints of all slots",   i.snapshot_bytes },
-        { "direct_io",       nullptr,        "",            "",                                              i.direct_io },
-    };
+static std::vector<hobbit_value> hobbit_values(const hobbit_info & info, const std::vector<double> & counters) {
+    std::vector<hobbit_value> values;
+#define VALUE(type, name, help)                                                                                        \
+    values.push_back({ #name, #name + 2 * !std::strncmp(#name, "n_", 2), "", help, info.name });
+#define BY_TIER(type, name, help)                                                                                      \
+    values.push_back({ #name "_high", #name, "precision=\"high\"", help, info.name##_high });                          \
+    values.push_back({ #name "_low", #name, "precision=\"low\"", help, info.name##_low });
+    HOBBIT_INFO_FIELDS(VALUE, BY_TIER)
+#undef VALUE
+#undef BY_TIER
     std::set<std::string> thresholds; // keys of the rules' numbers
     for (size_t n = 0; const hobbit_setting_spec * spec = hobbit_rule_number_at(n); n++) {
         thresholds.insert(spec->key);
     }
     for (size_t n = 0; n < g_cache.settings.size(); n++) {
         const hobbit_setting_spec * spec = hobbit_setting_spec_at(n);
-        if (spec->is_live) {
-            const hobbit_resolved_setting & own = g_cache.settings[n];
-            if (thresholds.count(spec->key) > 0) {
-                values.push_back({ spec->option, "threshold", string_format("name=\"%s\"", spec->option), "Thresholds of requests without their own", own.number });
-            } else if (spec->choices) { // a metric is a number
-                values.push_back({ spec->option, nullptr, "", "", own.text });
-            } else {
-                values.push_back({ spec->option, spec->option, "", spec->help, own.number });
-            }
+        if (!spec->is_live) {
+            continue;
+        }
+        const hobbit_resolved_setting & own = g_cache.settings[n];
+        if (thresholds.count(spec->key) > 0) {
+            const std::string label = string_format("name=\"%s\"", spec->option);
+            values.push_back(
+                { spec->option, "threshold", label, "Thresholds of requests without their own", own.number });
+        } else if (spec->choices) { // a metric is a number
+            values.push_back({ spec->option, "", "", "", own.text });
+        } else {
+            values.push_back({ spec->option, spec->option, "", spec->help, own.number });
         }
     }
     for (size_t n = 0; n < counters.size(); n++) {
-        const hobbit_counter * c = hobbit_counter_at(n);
-        values.push_back({ c->name, c->metric, c->label ? c->label : "", c->help, c->kind == HOBBIT_SECONDS ? json(counters[n]) : json(uint64_t(counters[n])),
-                           c->kind == HOBBIT_STATE ? "gauge" : "counter" });
+        const hobbit_counter * c     = hobbit_counter_at(n);
+        const json             value = c->kind == HOBBIT_SECONDS ? json(counters[n]) : json(uint64_t(counters[n]));
+        const char *           type  = c->kind == HOBBIT_STATE ? "gauge" : "counter";
+        values.push_back({ c->name, c->metric, c->label ? c->label : "", c->help, value, type });
     }
     return values;
 }
-// clang-format on
 
 // The values as they are now, or as they were when the model was last unloaded; none without an expert cache.
 // REQUIRES: the mutex is held
 static std::vector<hobbit_value> current_values() {
     return g_cache.cached ? hobbit_values(g_cache.info, read_counters()) : std::vector<hobbit_value>();
+}
+
+// Rates since the latest answer that is older than half a second, else since the first one. REQUIRES: the mutex is
+// held, and there is an expert cache
+static json current_rates() {
+    constexpr int64_t LEAST_MS = 500, APART_MS = 100;
+    auto &            samples = g_cache.samples;
+    const int64_t     now     = ggml_time_ms();
+    if (samples.empty() || samples.back().first <= now - APART_MS) {
+        samples.emplace_back(now, g_cache.counters);
+    }
+    while (samples.size() > 1 && samples[1].first <= now - LEAST_MS) {
+        samples.pop_front();
+    }
+    const auto & [then, before] = samples.front();
+    const hobbit_rates rates =
+        hobbit_get_rates(before.data(), g_cache.counters.data(), double(now - then) / 1e3, g_cache.info.n_token_uses);
+    json found;
+#define RATE(type, name, help) found[#name] = std::isfinite(rates.name) ? json(rates.name) : json();
+    HOBBIT_RATES_FIELDS(RATE)
+#undef RATE
+    return found;
 }
 
 // The sum of the counters of these names; 0 without an expert cache
@@ -146,10 +160,10 @@ static std::string metrics() {
         values = current_values();
     }
     for (const hobbit_value & v : values) {
-        if (!v.metric) {
+        if (v.metric.empty()) {
             continue;
         }
-        const std::string name = std::string("hobbit_") + v.metric;
+        const std::string name = "hobbit_" + v.metric;
         if (name != previous) {
             text += "# HELP " + name + " " + v.help + "\n# TYPE " + name + " " + v.type + "\n";
         }
@@ -375,6 +389,8 @@ class report_hooks : public server_hooks {
                 data[v.key] = v.value;
             }
             if (!values.empty()) {
+                data["direct_io"]       = g_cache.info.direct_io;
+                data["rates"]           = current_rates();
                 data["hits_by_layer"]   = g_cache.layer_hits;
                 data["misses_by_layer"] = g_cache.layer_misses;
             }

@@ -14,10 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyhobbit._tables import CacheRates
 from pyhobbit.cli.ps import running
 from pyhobbit.engine.stats import Pool
-from pyhobbit.engine.stats import rates as counted_rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.settings.config import format_size
 
@@ -28,7 +26,7 @@ _HISTORY = 60  # intervals
 _CLEAR = "\x1b[H\x1b[2J"
 
 Sample = Mapping[str, Any]
-"""The answer of /hobbit, and the time as `at`, in seconds."""
+"""The answer of /hobbit."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     while True:
         time.sleep(_INTERVAL_S)
         now = _ask(url, model, args.api_key)
-        rates.append(_rates(before, now).tokens_per_s or 0)
+        rates.append(now["rates"]["tokens_per_s"] or 0)
         text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates)])
         if args.once or not sys.stdout.isatty():
             print(text, flush=True)
@@ -104,9 +102,9 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
         raise HobbitError(f"no pyhobbit serve answers at {url} ({reason}); give its address") from e
     if not sample.get("cached"):
         raise HobbitError(f"the model at {url} runs without an expert cache, so there is nothing to show")
-    if "n_token_uses" not in sample:
+    if "rates" not in sample:
         raise HobbitError(f"the server at {url} is of another version of pyhobbit; start it with this one")
-    return {**sample, "at": time.monotonic()}
+    return sample
 
 
 def _reason(error: Any, model: str | None) -> str:
@@ -124,12 +122,12 @@ def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
     peak = max(rates) or 1.0
     history = "".join(_BARS[round(rate / peak * (len(_BARS) - 1))] for rate in rates)
     yield f"token/s   {rate:7.1f}  {history}"
-    found = _rates(before, now)
-    waiting, experts = found.stall_share or 0, found.expert_share or 0
+    found = now["rates"]
+    waiting, experts = found["stall_share"] or 0, found["expert_share"] or 0
     other = max(0.0, 1 - experts - waiting)
     busy = f"experts {experts:.0%} · disk {waiting:.0%} · other {other:.0%}"
     yield f"time      {busy if rate or now.get('reading') else 'idle'}"
-    for tier, hits in (("high", found.hit_rate_high), ("low", found.hit_rate_low)):
+    for tier, hits in (("high", found["hit_rate_high"]), ("low", found["hit_rate_low"])):
         if n_slots := now[f"pool_slots_{tier}"]:
             used = "not used" if hits is None else f"{hits:.1%} hits"
             pool = Pool(tier, n_slots, now["n_all_experts"], now[f"pool_bytes_{tier}"])
@@ -141,16 +139,12 @@ def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
             f"layer {each['layers']} of {each['layers_all']} of the next {each['tokens_pass']}{left}"
         )
     yield f"layers    {_strip(before, now)}  hits of each layer, from 0 % (blank) to 100 % (full)"
-    shares = {"high": found.high_share, "low": found.low_share, "skipped": found.skipped_share}
+    shares = {"high": found["high_share"], "low": found["low_share"], "skipped": found["skipped_share"]}
     used = ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share is not None)
     yield f"precision {used or 'no expert was used'}"
-    per_token = found.bytes_read_per_token
+    per_token = found["bytes_read_per_token"]
     each = "" if per_token is None else f", {format_size(per_token)} per token"
-    yield f"disk      {format_size(found.bytes_read_per_s or 0)}/s{each}"
-
-
-def _rates(before: Sample, now: Sample) -> CacheRates:
-    return counted_rates(before, now, now["at"] - before["at"], now["n_token_uses"])
+    yield f"disk      {format_size(found['bytes_read_per_s'] or 0)}/s{each}"
 
 
 def _strip(before: Sample, now: Sample) -> str:

@@ -78,9 +78,20 @@ class Counter(NamedTuple):
 '''
 
 
+def expanded(header: str) -> str:
+    """Our headers with the fields of structures that are lists, NAME_FIELDS, and their comments."""
+    for name, rows in re.findall(r"^#define (\w+_FIELDS)\(F.*\)((?:.*\\\n)+.*)", header, re.MULTILINE):
+        fields = []
+        for row, kind, field, about in re.findall(r'(\w+)\((\w+), (\w+),[\s\\]*"(.*)"\)', rows):
+            names = (field,) if row == "FIELD" else (f"{field}_high", f"{field}_low")
+            fields += [f"    {kind} {each}; // {about}" for each in names]
+        header = re.sub(rf" +{name}\(HOBBIT_.*\)", lambda _: "\n".join(fields), header)  # noqa: B023
+    return header
+
+
 def declarations(header: str) -> str:
     """The plain C declarations of our headers: no preprocessor lines, linkage blocks or export macros."""
-    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", header, flags=re.DOTALL)
+    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", expanded(header), flags=re.DOTALL)
     text = re.sub(r"^[ \t]*#(?:.*\\\n)*.*$", "", text, flags=re.MULTILINE)
     return re.sub(r"\bHOBBIT_API\b", "", text)
 
@@ -180,7 +191,7 @@ def main() -> None:
     parser.add_argument("headers", type=Path, nargs="+")
     args = parser.parse_args()
     builder = FFI()
-    header = "".join(each.read_text(encoding="utf-8") for each in args.headers)
+    header = expanded("".join(each.read_text(encoding="utf-8") for each in args.headers))
     builder.cdef(declarations(header))
     includes = "".join(f'#include "{each.name}"\n' for each in args.headers)
     builder.set_source("pyhobbit._hobbit_c", includes)

@@ -4,6 +4,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -33,11 +34,9 @@ BEFORE = {
     **{each.name: 0 for each in COUNTERS},
     "hits_by_layer": [0] * 4,
     "misses_by_layer": [0] * 4,
-    "at": 10.0,
 }
 NOW = {
     **BEFORE,
-    "at": 12.0,
     "layers_computed": 80,
     "compute_s": 1.5,
     "stall_s": 0.5,
@@ -55,8 +54,13 @@ NOW = {
 }
 
 
-def _screen(before: dict[str, Any], now: dict[str, Any], *rates: float) -> dict[str, str]:
-    return {line.split()[0]: line for line in lines(before, now, rates)}
+def _lines(before: dict[str, Any], now: dict[str, Any], *speeds: float) -> list[str]:
+    told = {**now, "rates": asdict(rates(before, now, 2.0, INFO["n_token_uses"]))}
+    return list(lines(before, told, speeds))
+
+
+def _screen(before: dict[str, Any], now: dict[str, Any], *speeds: float) -> dict[str, str]:
+    return {line.split()[0]: line for line in _lines(before, now, *speeds)}
 
 
 def test_the_screen_has_the_rates_of_the_interval() -> None:
@@ -70,7 +74,7 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
         "disk      10.0 MiB/s, 2.0 MiB per token",
     ):
         assert each in text
-    assert max(map(len, lines(BEFORE, NOW, [5.0, 10.0]))) < 80
+    assert max(map(len, _lines(BEFORE, NOW, 5.0, 10.0))) < 80
     assert screen["time"] == "time      experts 50% · disk 25% · other 25%"
     assert rates(BEFORE, NOW, 2.0, INFO["n_token_uses"]).tokens_per_s == 5
     prompt = {"slot": 1, "tokens": 512, "tokens_all": 4000, "tokens_pass": 256, "layers": 3, "layers_all": 24}
@@ -84,8 +88,8 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
 
 
 def test_an_idle_server_or_one_that_began_anew_shows_nothing_strange() -> None:
-    for before, now in ((BEFORE, {**BEFORE, "at": 11.0}), (NOW, {**BEFORE, "at": 13.0})):
-        text = "\n".join(lines(before, now, [0.0]))
+    for before, now in ((BEFORE, BEFORE), (NOW, BEFORE)):
+        text = "\n".join(_lines(before, now, 0.0))
         assert "token/s       0.0" in text
         assert "no expert was used" in text
         assert "time      idle\n" in text
@@ -96,7 +100,8 @@ def test_an_idle_server_or_one_that_began_anew_shows_nothing_strange() -> None:
 @pytest.fixture
 def address() -> Iterator[str]:
     """A server whose counters grow with each question; /plain is one without a cache, /many of several."""
-    answers = iter([BEFORE, NOW])
+    speeds = asdict(rates(BEFORE, NOW, 2.0, INFO["n_token_uses"]))
+    answers = iter([{**each, "rates": speeds} for each in (BEFORE, NOW)])
     models = [{"id": "a", "status": {"value": "unloaded"}}, {"id": "b", "status": {"value": "loaded"}}]
 
     class Handler(BaseHTTPRequestHandler):

@@ -4,6 +4,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,11 @@ def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
         assert panel.text("error") == ""
         assert {key for _, key in panel.sent()[1:]} == {"Bearer k"}
         assert "without its page" in panel.text("main", "innerHTML")
-    found = rates(before["/hobbit"][1], after["/hobbit"][1], 2.0, after["/hobbit"][1]["n_token_uses"])
+    told, after_counters = after["/hobbit"][1]["rates"], after["/hobbit"][1]
+    found = rates(before["/hobbit"][1], after_counters, 1.0, after_counters["n_token_uses"])
+    seconds = found.tokens_per_s / told["tokens_per_s"]
+    found = rates(before["/hobbit"][1], after_counters, seconds, after_counters["n_token_uses"])
+    assert told == pytest.approx(asdict(found), abs=1e-6)
     assert float(figures["tokens/s, with prompts"]) == pytest.approx(found.tokens_per_s, abs=0.06)
     assert float(figures["hits"].split()[0]) == pytest.approx(100 * (found.hit_rate or 0), abs=0.06)
     read = (found.bytes_read_per_token or 0) / 2**20
