@@ -24,7 +24,23 @@ void llama_hobbit_deleter::operator()(hobbit_context * context) const {
     hobbit_close_context(context);
 }
 
+void llama_hobbit_check_type(const llama_model_kv_override & kv, int type) {
+    static const char * const names[] = { "int", "float", "bool", "str" };
+    if (int(kv.tag) != type) {
+        throw std::runtime_error(
+            format("the override of %s is of type %s and must be %s", kv.key, names[kv.tag], names[type]));
+    }
+}
+
+// The setting of an override. Throws where it has another type; a whole number is a number, too.
 static hobbit_setting llama_hobbit_setting(const llama_model_kv_override & kv) {
+    static constexpr char types[] = "fiibsss"; // by hobbit_setting_type, as "ifbs" by llama.cpp
+    for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
+        const bool is_whole = spec->type == HOBBIT_TYPE_NUMBER && kv.tag == LLAMA_KV_OVERRIDE_TYPE_INT;
+        if (std::strcmp(spec->key, kv.key) == 0 && !is_whole) {
+            llama_hobbit_check_type(kv, int(std::string("ifbs").find(types[spec->type])));
+        }
+    }
     switch (kv.tag) {
         case LLAMA_KV_OVERRIDE_TYPE_STR:   return { kv.key, 0.0, kv.val_str };
         case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return { kv.key, kv.val_f64, nullptr };
@@ -86,14 +102,6 @@ std::string llama_hobbit_load_error(const std::string & why, const llama_model_p
     return keys.empty() || why.find("the override of ") != std::string::npos
                ? why
                : llama_hobbit_model_fault(keys) + ": " + why;
-}
-
-void llama_hobbit_check_type(const llama_model_kv_override & kv, int type) {
-    static const char * const names[] = { "int", "float", "bool", "str" };
-    if (int(kv.tag) != type) {
-        throw std::runtime_error(
-            format("the override of %s is of type %s and must be %s", kv.key, names[kv.tag], names[type]));
-    }
 }
 
 // Throws where llama.cpp would ignore an override of a key that the file has, or cut its value.

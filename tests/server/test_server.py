@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import models
+import pytest
 from conftest import RunPyhobbit
 from servers import PROMPT, START_TIMEOUT_S, Server, running
 
@@ -61,8 +62,18 @@ def test_embeddings_are_stocks(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_unknown_setting_is_refused(tiny_gguf: Path) -> None:
-    command = [models.bin_dir() / "llama-server", "-m", tiny_gguf, "--override-kv", "hobbit.pool=int:1"]
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("hobbit.pool=int:1", "unknown setting hobbit.pool"),
+        ("hobbit.requests=float:2", "the override of hobbit.requests is of type float and must be int"),
+        ("hobbit.policy=int:2", "the override of hobbit.policy is of type int and must be str"),
+        ("hobbit.t1=bool:true", "the override of hobbit.t1 is of type bool and must be float"),
+        ("hobbit.enable=int:1", "the override of hobbit.enable is of type int and must be bool"),
+    ],
+)
+def test_a_setting_of_another_name_or_type_is_refused(tiny_gguf: Path, setting: str, sentence: str) -> None:
+    command = [models.bin_dir() / "llama-server", "-m", tiny_gguf, "--override-kv", setting]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
     assert done.returncode != 0
-    assert "unknown setting hobbit.pool" in done.stderr
+    assert sentence in done.stderr
