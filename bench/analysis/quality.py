@@ -45,7 +45,7 @@ def _halves(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
 def _row(name: str, quality: Quality) -> dict[str, Any]:
     q = quality
     mix = " / ".join(f"{100 * share:.1f}" for share in (q.share_high, q.share_low, q.share_skipped))
-    setting = f"price {q.price:.4g}" if q.price > 0 else f"t1 {q.t1:.4g}, t2 {q.t2:.4g}"
+    setting = ", ".join(f"{name} {number:.4g}" for name, number in q.numbers.items())
     return {
         "experts": name, "setting": setting, "high / low / skipped, %": mix,
         "KiB per token": q.bytes_per_token / 1024, "perplexity": q.perplexity, "ratio": q.perplexity_ratio,
@@ -76,7 +76,7 @@ class _Fitted:
         q = self.cheapest(rule, max_kl)
         if rule != "gate":
             self._opened[rule].set_costs(self.costs[rule])
-        return self._opened[rule].measure(chunks, q.t1, q.t2, reference, price=q.price)
+        return self._opened[rule].measure(chunks, reference, **q.numbers)
 
 
 def rules(run: Run) -> list[Figure]:
@@ -87,10 +87,10 @@ def rules(run: Run) -> list[Figure]:
         reference, seen = profile(gate, kept)
         scores = unimportance(observed(seen.weights))
         found = {
-            "all high": gate.measure(kept, 1.0, 1.0, reference),
-            "all low": random.measure(kept, 0.0, 1.0, reference),
-            "HOBBIT's thresholds, 0.6 and 0.9": gate.measure(kept, 0.6, 0.9, reference),
-            "convert's thresholds, 0.6 and 1": gate.measure(kept, 0.6, 1.0, reference),
+            "all high": gate.measure(kept, reference),
+            "all low": random.measure(kept, reference, t1=0.0),
+            "HOBBIT's thresholds, 0.6 and 0.9": gate.measure(kept, reference, t1=0.6, t2=0.9),
+            "convert's thresholds, 0.6 and 1": gate.measure(kept, reference, t1=0.6),
         }
         rows = [_row(name, quality) for name, quality in found.items()]
         fitted = _Fitted(run, opened, chunks)
@@ -101,8 +101,8 @@ def rules(run: Run) -> list[Figure]:
             high_bytes, low_bytes = gate.info.mean_expert_bytes
             at_bytes = max(0.0, (share - low_bytes / high_bytes) / (1 - low_bytes / high_bytes))
             t = threshold_for_share(scores, 1 - share)
-            rows.append(_row("- random, at gate's bytes", random.measure(kept, at_bytes, 1.0, reference)))
-            rows.append(_row("- skipping, at gate's bytes", gate.measure(kept, t, t, reference)))
+            rows.append(_row("- random, at gate's bytes", random.measure(kept, reference, t1=at_bytes)))
+            rows.append(_row("- skipping, at gate's bytes", gate.measure(kept, reference, t1=t, t2=t)))
     return [table("Precision rules", "bytes at equal divergence", rows)]
 
 
@@ -166,7 +166,7 @@ def _all_in(run: Run, name: str) -> tuple[Quality, int]:
         config = EvaluationConfig(run.engine(sidecar=sidecar), rule="random")
         with Evaluator(run.model, config) as evaluator:
             chunks = run.chunks(evaluator)
-            quality = evaluator.measure(chunks, 0.0, 1.0, evaluator.reference(chunks))
+            quality = evaluator.measure(chunks, evaluator.reference(chunks), t1=0.0)
             return quality, evaluator.info.tier_bytes_low
     finally:
         sidecar.unlink(missing_ok=True)

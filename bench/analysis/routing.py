@@ -196,7 +196,7 @@ def skipping(run: Run) -> list[Figure]:
         places = [share for share in _SHARES if share <= 1 - n_best / scores.shape[1]]
         for share, name in product(places, names):
             t = figures.threshold_for_share(scores, share)
-            quality = evaluator.measure(chunks, t, 1.0 if name == "low" else t, reference)
+            quality = evaluator.measure(chunks, reference, t1=t, t2=1.0 if name == "low" else t)
             perplexity[name].append(quality.perplexity)
             divergence[name].append(quality.mean_kl)
     label = "share of the selections, least important first"

@@ -95,6 +95,9 @@ HOBBIT_API const struct hobbit_paper * hobbit_paper_at(size_t i);
 // ever.
 HOBBIT_API const struct hobbit_setting_spec * hobbit_rule_number_at(size_t i);
 
+// The keys of the numbers by which a rule decides, separated by spaces; "" of an unknown rule. Valid for ever.
+HOBBIT_API const char * hobbit_numbers_of_rule(const char * rule);
+
 // The origin of a setting's value.
 enum hobbit_setting_source {
     HOBBIT_SOURCE_DEFAULT     = 0, // the table

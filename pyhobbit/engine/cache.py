@@ -122,10 +122,6 @@ class Cache:
         """The settings that may change while the model is open, by name; none without a cache."""
         return {name: each.value for name, each in self.settings().items() if name in LIVE}
 
-    def set_thresholds(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> None:
-        """Replaces t1 and t2, or price, from the next layer on. Raises ConfigError, HobbitError."""
-        self.set(t1=t1, t2=t2, price=price)
-
     def set_costs(self, low: Sequence[float], skip: Sequence[float]) -> None:
         """Replaces the costs of the rule price, one per layer or per layer and expert. Raises HobbitError.
 

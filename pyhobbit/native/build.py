@@ -133,10 +133,17 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
     papers = (
         tuple(map(text, (each.name, each.needs, each.settings))) for each in rows(library.hobbit_paper_at)
     )
-    numbers = [
-        (text(spec.option), "float", float(text(spec.default_value) or 0), text(spec.help))
+    numbers = {
+        text(spec.key): (text(spec.option), "float", float(text(spec.default_value) or 0), text(spec.help))
         for spec in rows(library.hobbit_rule_number_at)
-    ]
+    }
+    rules = {
+        rule: {
+            numbers[key][0]: numbers[key][2]
+            for key in str(text(library.hobbit_numbers_of_rule(rule.encode()))).split()
+        }
+        for rule in specs["rule"][1]
+    }
     lines = [
         _HEAD,
         "SETTINGS = (",
@@ -145,6 +152,7 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
         "PAPERS = {",
         *_papers(papers, specs),
         "}",
+        f"RULES: dict[str, dict[str, float]] = {rules!r}  # numbers of each, all high",
         "COUNTERS = (",
         *(f"    Counter{row!r}," for row in counters),
         ")",
@@ -152,7 +160,7 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
             "CacheSettings", [(n, f"{kind} | None", None, about) for n, (kind, about) in options.items()]
         ),
         *_dataclass("CacheCounters", fields),
-        *_dataclass("RuleNumbers", numbers),
+        *_dataclass("RuleNumbers", numbers.values()),
         *(line for name in _STRUCTS for line in _dataclass(_STRUCTS[name], _fields(ffi, header, name))),
     ]
     return "\n".join(lines) + "\n"

@@ -8,12 +8,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from pyhobbit._tables import RULES
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import model_parts
@@ -173,7 +175,7 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
     with _bar(f"rule {rule}", TYPICAL_TRIALS[rule] * sum(map(len, known.chunks[:n])), "tokens") as bar:
 
         def on_measured(q: Quality) -> None:
-            numbers = f"t1 {q.t1:g} t2 {q.t2:g}" if rule == "gate" else f"price {q.price:g}"
+            numbers = " ".join(f"{name} {number:g}" for name, number in q.numbers.items())
             bar.set_postfix_str(f"{numbers} KL {q.mean_kl:.2g}")
 
         def trials(part: slice, of: str) -> Trials:
@@ -227,25 +229,22 @@ def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
     evaluator.set_costs(Costs((0.0,) * n_layers, (math.inf,) * n_layers))
     with _bar("low tier", known.n_tokens, "tokens") as bar:
         found.low_alone = known.memo.measured(
-            "low alone", lambda: evaluator.measure(chunks, 1.0, 1.0, reference, bar.update, price=1.0)
+            "low alone", lambda: evaluator.measure(chunks, reference, bar.update, price=1.0)
         )
 
 
 def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:
     info, seen = known.info, known.seen
-    gate = found.by_rule.get("gate")
     fit, low_shares = _fit_cache(known, found)
     return CalibrationReport(
         calibration=Calibration(
             model_bytes=sum(part.size for part in model_parts(model)),
             low_bytes=info.tier_bytes_low,
-            t1=gate.t1 if gate else 1.0,
-            t2=gate.t2 if gate else 1.0,
+            numbers={**RULES["gate"], **dict(chain(*(of.numbers.items() for of in found.by_rule.values())))},
             low_share=fit.low_share,
             policy=fit.policy,
             weights=fit.weights,
             rule=found.rule,
-            price=max(quality.price for quality in found.by_rule.values()),
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
             paths=path_table(seen.by_layer(), info.n_experts),
@@ -270,8 +269,7 @@ def _further_numbers(bound: Bound, found: _Found, low_shares: dict[str, float]) 
     limits = {"max_ppl_increase": bound.max_increase, "max_kl": bound.max_kl}
     numbers = {name: limit for name, limit in limits.items() if limit is not None}
     numbers |= {f"{rule}.low_share": share for rule, share in low_shares.items()}
-    names = ("t1", "t2") if found.rule == "gate" else ("price",)
-    numbers |= {f"fast.{name}": getattr(found.fast[found.rule], name) for name in names}
+    numbers |= {f"fast.{name}": number for name, number in found.fast[found.rule].numbers.items()}
     for part, measured in {"fit": found.by_rule, "check": found.checks}.items():
         for rule, quality in measured.items():
             for name in ("mean_kl", "kl_at_most", "perplexity_ratio", "ratio_at_most"):
@@ -283,7 +281,8 @@ def _static_low(known: _Known, found: _Found) -> float | None:
     if found.rule != "edgemoe":
         return None
     saved = 1 - known.info.mean_expert_bytes[1] / known.info.mean_expert_bytes[0]
-    return float(np.mean(np.array(found.known_costs.low) < found.by_rule[found.rule].price * saved))
+    price = found.by_rule[found.rule].numbers["price"]
+    return float(np.mean(np.array(found.known_costs.low) < price * saved))
 
 
 def profile(

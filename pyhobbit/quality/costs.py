@@ -67,7 +67,7 @@ class CostRuns:
     def _divergence(self, name: str, low: np.ndarray, skip: np.ndarray, price: float) -> float:
         def measure() -> Quality:
             self.evaluator.set_costs(Costs(tuple(low.tolist()), tuple(skip.tolist())))
-            return self.evaluator.measure(self.chunks, 1.0, 1.0, self.reference, self.progress, price=price)
+            return self.evaluator.measure(self.chunks, self.reference, self.progress, price=price)
 
         return self.memo(f"{name}, {len(self.chunks)} chunks", measure).mean_kl
 

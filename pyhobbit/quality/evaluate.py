@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyhobbit._tables import RULES
 from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import Model
 from pyhobbit.engine.session import Session
@@ -41,7 +42,7 @@ _MEMORY_FLOATS = 16 << 20  # larger arrays lie in a temporary file
 
 @dataclass(frozen=True)
 class Quality:
-    """One setting on one text.
+    """One setting on one text. numbers: of the rule, by option.
 
     perplexity: as llama-perplexity counts it.  perplexity_ratio: to that in high precision.
     mean_kl, p99_kl: mean and 99th percentile of the Kullback-Leibler divergence of the predictions from those
@@ -52,9 +53,7 @@ class Quality:
     *_at_most: bounds with CONFIDENCE, see upper_bound(); infinite for too few chunks.
     """
 
-    t1: float
-    t2: float
-    price: float
+    numbers: dict[str, Any]
     perplexity: float
     perplexity_ratio: float
     mean_kl: float
@@ -122,7 +121,7 @@ class Evaluator(Closing):
             # the context makes the pools, and these numbers need both
             if by_price:
                 model.cache.set_costs(*[[0.0] * info["n_layers"]] * 2)
-            model.cache.set_thresholds(**({"price": 1.0} if by_price else {"t1": 0.5}))
+            model.cache.set(**({"price": 1.0} if by_price else {"t1": 0.5, "t2": 1.0}))
         engine = self._config.engine
         self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, model.n_ctx_train())
         params.n_ctx = params.n_batch = params.n_outputs_max = self.n_ctx
@@ -185,7 +184,7 @@ class Evaluator(Closing):
         model = self._opened().model
         n_scored = self.n_ctx - 1 - self.n_ctx // 2
         kept = _large_array((len(chunks), n_scored, llama.llama_vocab_n_tokens(model.vocab)))
-        self._opened().cache.set_thresholds()
+        self._opened().cache.set(**RULES[self.rule])
         for i, chunk in enumerate(chunks):
             kept[i] = self._scored_logits(chunk)
             if progress is not None:
@@ -195,15 +194,13 @@ class Evaluator(Closing):
     def measure(
         self,
         chunks: Sequence[Chunk],
-        t1: float,
-        t2: float,
         reference: np.ndarray,
         progress: Progress | None = None,
-        *,
-        price: float = 0.0,
+        **numbers: float,
     ) -> Quality:
         """These numbers of the rule on the chunks that the reference was made of. Raises HobbitError."""
-        self._opened().cache.set_thresholds(t1, t2, price)
+        numbers = {**RULES[self.rule], **numbers}
+        self._opened().cache.set(**numbers)
         before = self.stats
         compared = []
         for chunk, wanted in zip(chunks, reference, strict=True):
@@ -216,9 +213,7 @@ class Evaluator(Closing):
         high_bytes, low_bytes = info.token_bytes_high, info.token_bytes_low
         asked = counted.selections_high * high_bytes + counted.selections_low * low_bytes
         return Quality(
-            t1=t1,
-            t2=t2,
-            price=price,
+            numbers=numbers,
             perplexity=float(np.exp(surprise)),
             perplexity_ratio=float(np.exp(surprise - np.mean(tokens.reference_surprise))),
             mean_kl=float(np.mean(tokens.divergence)),

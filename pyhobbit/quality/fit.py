@@ -62,13 +62,13 @@ _PAPER_POLICY = "hobbit"
 
 
 def simulation_of(info: ModelInfo, rule: str, found: Quality, costs: Costs | None) -> Simulation:
-    """A replay without slots, in which the rule decides as it was found. costs: of a price above 0."""
+    """A replay without slots, in which the rule decides as it was found. costs: of a rule that has some."""
     high, low = info.mean_expert_bytes
     base = Simulation(info.n_layers, info.n_experts, info.n_experts_used, floors=True)
     base = replace(base, bits_high=high, bits_low=low or high)
-    if found.price == 0 or costs is None:
-        return replace(base, t1=found.t1, t2=found.t2)
-    return replace(base, rule=rule, price=found.price, low_costs=costs.low, skip_costs=costs.skip)
+    if costs is not None and "price" in found.numbers:
+        base = replace(base, low_costs=costs.low, skip_costs=costs.skip)
+    return replace(base, rule=rule, **found.numbers)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.files import write_text
 from pyhobbit.quality.evaluate import Quality
 
-_VERSION = 2
+_VERSION = 3
 
 
 class Measurements:
@@ -21,7 +21,7 @@ class Measurements:
     def __init__(self, path: Path, key: dict[str, Any]) -> None:
         self.path = path
         self._key = {"version": _VERSION, **key}
-        self._found: dict[str, dict[str, float]] = {}
+        self._found: dict[str, dict[str, Any]] = {}
         # a damaged file is measured again
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             stored = json.loads(path.read_text(encoding="utf-8"))

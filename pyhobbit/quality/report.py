@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pyhobbit._tables import RULES
 from pyhobbit.quality.evaluate import CONFIDENCE, Quality
 from pyhobbit.quality.fit import CAPACITIES, CacheFit
 from pyhobbit.quality.stored import Calibration
@@ -65,7 +66,8 @@ class CalibrationReport:
         lines = [f"limit        {self.bound}; {self.n_trials} settings were tried", self._check_line()]
         for rule, quality in self.by_rule.items():
             mark = "   <- stored" if rule == self.calibration.rule and len(self.by_rule) > 1 else ""
-            lines += [f"{_numbers(rule, quality)}{mark}", *self._result_lines(quality, self.checks.get(rule))]
+            numbers = ", ".join(f"{name} = {number:g}" for name, number in quality.numbers.items())
+            lines += [f"rule {rule:7} {numbers}{mark}", *self._result_lines(rule, quality)]
         if self.low_alone is not None:
             lines.append(
                 f"low alone    perplexity {self.low_alone.perplexity:.3f}, KL divergence "
@@ -87,7 +89,7 @@ class CalibrationReport:
             f"{CalibrationConfig.min_checked} parts: give a longer text, smaller --ctx or more --chunks"
         )
 
-    def _result_lines(self, quality: Quality, check: Quality | None) -> list[str]:
+    def _result_lines(self, rule: str, quality: Quality) -> list[str]:
         lines = [
             f"  fit        perplexity {quality.perplexity:.3f} ({quality.perplexity_ratio - 1:+.2%} on "
             f"{quality.perplexity / quality.perplexity_ratio:.3f}), KL divergence {quality.mean_kl:.2g} "
@@ -96,7 +98,7 @@ class CalibrationReport:
             f"{quality.share_skipped:.1%} skipped; {format_size(quality.bytes_per_token)} per token, "
             f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of what all-high reads",
         ]
-        if check is not None:
+        if (check := self.checks.get(rule)) is not None:
             lines.insert(
                 1,
                 f"  check      perplexity {check.perplexity_ratio - 1:+.2%}, at most "
@@ -108,7 +110,7 @@ class CalibrationReport:
                 f"  widths     {self.static_low:.1%} of the experts are low for all tokens; "
                 "pyhobbit convert --set drop_high=limit MODEL leaves out their high versions"
             )
-        if quality.t1 == 1 and quality.price == 0:
+        if quality.numbers == RULES[rule]:
             lines.append("             no cheaper setting meets the limit: everything stays high")
         return lines
 
@@ -135,12 +137,7 @@ def placement_hits(uses: np.ndarray, share: float) -> tuple[float, float]:
 def _for_json(value: Any) -> Any:
     """JSON has no numbers that are not finite, such as the cost of what a rule never does."""
     if isinstance(value, dict):
-        return {key: _for_json(item) for key, item in value.items()}
+        return {key: _for_json(item) for key, item in (value | value.pop("numbers", {})).items()}
     if isinstance(value, (list, tuple)):
         return [_for_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _numbers(rule: str, quality: Quality) -> str:
-    numbers = f"price = {quality.price:g}" if rule != "gate" else f"t1 = {quality.t1:g}, t2 = {quality.t2:g}"
-    return f"rule {rule:7} {numbers}"

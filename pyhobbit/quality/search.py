@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from pyhobbit._tables import RULES
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
 from pyhobbit.routing.observe import Observations, observed
 from pyhobbit.routing.rules import losses
@@ -77,7 +78,7 @@ class Bound:
 
 @dataclass
 class Trials:
-    """Measures settings on chunks, each once. on_measured: called for each.  measured: by t1, t2, price."""
+    """Measures settings on chunks, each once. on_measured: called for each.  measured: by name."""
 
     evaluator: Evaluator
     chunks: Sequence[Chunk]
@@ -85,20 +86,17 @@ class Trials:
     progress: Progress | None = None
     on_measured: Callable[[Quality], object] | None = None
     memo: Memo = measure_now
-    measured: dict[tuple[float, float, float], Quality] = field(default_factory=dict)
+    measured: dict[str, Quality] = field(default_factory=dict)
 
-    def __call__(self, t1: float = 1.0, t2: float = 1.0, price: float = 0.0) -> Quality:
-        key = (t1, t2, price)
-        if key not in self.measured:
-            self.measured[key] = self.memo(
-                f"{self.evaluator.rule} {t1!r} {t2!r} {price!r}",
-                lambda: self.evaluator.measure(
-                    self.chunks, t1, t2, self.reference, self.progress, price=price
-                ),
+    def __call__(self, **numbers: float) -> Quality:
+        name = f"{self.evaluator.rule} { {**RULES[self.evaluator.rule], **numbers} }"
+        if name not in self.measured:
+            self.measured[name] = self.memo(
+                name, lambda: self.evaluator.measure(self.chunks, self.reference, self.progress, **numbers)
             )
             if self.on_measured is not None:
-                self.on_measured(self.measured[key])
-        return self.measured[key]
+                self.on_measured(self.measured[name])
+        return self.measured[name]
 
 
 def cheapest_that_holds(
@@ -108,7 +106,7 @@ def cheapest_that_holds(
     limit = bound
     for _ in range(_MAX_CHECKS):
         found = search(limit)
-        checked = check(found.t1, found.t2, found.price)
+        checked = check(**found.numbers)
         if bound.holds(checked):
             return found, checked
         limit = limit.tightened(checked, bound)
@@ -128,9 +126,13 @@ def cheapest_by_gate(trials: Trials, bound: Bound, scores: np.ndarray) -> Qualit
         return trials()
     ranked = np.sort(scores, axis=None)
     t1s, t2s = threshold_candidates(scores)
-    ask = (lambda t1, t2: expected_cost(ranked, low_cost, t1, t2), lambda t1, t2: bound.holds(trials(t1, t2)))
+    ask = (
+        lambda t1, t2: expected_cost(ranked, low_cost, t1, t2),
+        lambda t1, t2: bound.holds(trials(t1=t1, t2=t2)),
+    )
     coarse = cheapest_thresholds(t1s, [1.0, *t2s], *ask)
-    return trials(*cheapest_thresholds(t1s, closer_candidates(scores, coarse[1]), *ask, best=coarse))
+    t1, t2 = cheapest_thresholds(t1s, closer_candidates(scores, coarse[1]), *ask, best=coarse)
+    return trials(t1=t1, t2=t2)
 
 
 def cheapest_thresholds(

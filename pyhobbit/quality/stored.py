@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gguf import GGUFWriter
 
+from pyhobbit._tables import RULES
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
@@ -38,7 +39,7 @@ class Calibration:
 
     model_bytes: size of the model's files.  low_bytes: of all experts in the low tier, 0 without one.
     They tell a calibration that belongs to something else.
-    rule, t1, t2, price: the numbers of both rules and which one applies.  costs: of the rule price.
+    numbers: of the rules, by option.  rule: the one that applies.  costs: of the rule price.
     found: further numbers by their keys without "hobbit.": the limits, and for each rule what came out.
     expert_uses: how often each expert was chosen, [n_layers * n_experts], layer by layer; empty: not known.
     paths: by path_table(), likewise.
@@ -46,13 +47,11 @@ class Calibration:
 
     model_bytes: int
     low_bytes: int = 0
-    t1: float = 1.0
-    t2: float = 1.0
+    numbers: Mapping[str, float] = field(default_factory=lambda: RULES["gate"])
     low_share: float = 0.0
     policy: str = default("policy")
     weights: Weights = field(default_factory=lambda: default("weights"))
     rule: str = "gate"
-    price: float = 0.0
     costs: Costs | None = None
     expert_uses: tuple[int, ...] = ()
     paths: tuple[int, ...] = ()
@@ -90,13 +89,14 @@ class Calibration:
         writer.add_uint64("hobbit.low_bytes", self.low_bytes)
         writer.add_string("hobbit.policy", self.policy)
         writer.add_string("hobbit.rule", self.rule)
-        numbers = {"hobbit.t1": self.t1, "hobbit.t2": self.t2, "hobbit.low_share": self.low_share}
-        numbers.update(zip(KEYS["weights"], self.weights, strict=True))
-        numbers.update((f"hobbit.{name}", value) for name, value in self.found.items())
+        numbers = dict(zip(KEYS["weights"], self.weights, strict=True))
+        own = {**self.numbers, "low_share": self.low_share, **self.found}
+        if self.costs is None:
+            own.pop("price", None)  # it means nothing without them
+        numbers |= {f"hobbit.{name}": value for name, value in own.items()}
         arrays: dict[str, Sequence[float]]
         arrays = {"hobbit.expert_uses": self.expert_uses, "hobbit.paths": self.paths}
         if self.costs is not None:
-            numbers["hobbit.price"] = self.price
             arrays |= {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
         for key, number in numbers.items():
             writer.add_float64(key, number)

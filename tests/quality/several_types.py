@@ -78,7 +78,7 @@ def divergence(model: Path, is_low: np.ndarray, chunks: list[list[int]], referen
     """Mean, with the experts of is_low [layer, expert] in their low version for all tokens."""
     with evaluator(model) as opened:
         opened.set_costs(Costs(tuple(np.where(is_low, 0.0, math.inf).ravel().tolist()), NEVER))
-        return opened.measure(chunks, 1.0, 1.0, reference, price=1.0).mean_kl
+        return opened.measure(chunks, reference, price=1.0).mean_kl
 
 
 class Widths:

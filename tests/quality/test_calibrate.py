@@ -36,13 +36,11 @@ TEXT = TESTS / "tiny_moe/heldout.txt"
 STORED = Calibration(
     model_bytes=123,
     low_bytes=45,
-    t1=0.6,
-    t2=0.9,
+    numbers={"t1": 0.6, "t2": 0.9, "price": 0.125},
     low_share=0.25,
     policy="lru",
     weights=(0.5, 0.25, 0.125, 0.125),
     rule="price",
-    price=0.125,
     costs=Costs((0.5, 2.0), (4.0, math.inf)),
     expert_uses=(3, 0, 1, 4),
     paths=(0, 1, 0, 0, 1, 257),
@@ -234,7 +232,7 @@ def test_a_bound_holds_on_text_that_the_fit_has_not_seen(bound: dict[str, float]
     assert "checked on 8 parts that the fit has not seen" in summary
     for rule in ("gate", "price"):
         fit, check = report.by_rule[rule], report.checks[rule]
-        assert (fit.t1, fit.t2, fit.price) == (check.t1, check.t2, check.price)
+        assert fit.numbers == check.numbers
         assert 0 < check.mean_kl < check.kl_at_most
         assert check.mean_kl != fit.mean_kl
         for of in (fit, check):
@@ -320,7 +318,7 @@ def test_a_stopped_calibration_goes_on_where_it_was(monkeypatch: pytest.MonkeyPa
 
 def test_measurements_of_something_else_or_damaged_ones_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "m.partial.json"
-    good = Quality(*range(15))
+    good = Quality({}, *range(12))
     assert Measurements(path, {"text": "a"}).measured("x", lambda: good) == good
     assert len(Measurements(path, {"text": "a"})) == 1
     assert Measurements(path, {"text": "a"}).measured("x", pytest.fail) == good
@@ -340,7 +338,7 @@ def test_measurements_of_another_model_of_the_same_size_are_dropped(tmp_path: Pa
         with Evaluator(model, EvaluationConfig(QUICK_ENGINE)) as evaluator:
             return calibration._measurements(evaluator, model, "a text", [], None)
 
-    stored().measured("x", lambda: Quality(*range(15)))
+    stored().measured("x", lambda: Quality({}, *range(12)))
     assert len(stored()) == 1
     low = next(tensor for tensor in read_gguf(model).tensors if ".low." in tensor.name)
     with model.open("r+b") as file:

@@ -136,7 +136,7 @@ def test_perplexity_is_llama_perplexitys(chunks: list[Chunk], reference: np.ndar
 def test_high_precision_differs_in_nothing_from_itself(
     opened: Evaluator, chunks: list[Chunk], reference: np.ndarray
 ) -> None:
-    quality = opened.measure(chunks, 1.0, 1.0, reference)
+    quality = opened.measure(chunks, reference)
     assert (quality.mean_kl, quality.p99_kl, quality.same_top1, quality.perplexity_ratio) == (0, 0, 1, 1)
     assert quality.perplexity == evaluate.perplexity(reference, chunks)
     assert (quality.share_high, quality.share_low, quality.share_skipped) == (1, 0, 0)
@@ -149,7 +149,7 @@ def test_shares_and_bytes_are_those_of_the_decisions(
 ) -> None:
     seen: list[np.ndarray] = []
     with opened.observing(lambda event: seen.append(event.precisions.copy())):
-        quality = opened.measure(chunks, 0.7, 0.9, reference)
+        quality = opened.measure(chunks, reference, t1=0.7, t2=0.9)
     precisions = np.concatenate(seen)
     assert precisions.shape == (N_LAYERS * N_CHUNKS * 128, N_USED)
     high, low, skipped = (float(np.mean(precisions == value)) for value in (2, 1, 0))
@@ -168,7 +168,7 @@ def test_the_figures_of_a_text_are_those_of_its_tokens(
     computed = opened._scored_logits
     # An even guess in place of what was computed: the first token counts as the most probable one.
     monkeypatch.setattr(opened, "_scored_logits", lambda chunk: np.zeros_like(computed(chunk)))
-    quality = opened.measure(chunks, 1.0, 1.0, reference)
+    quality = opened.measure(chunks, reference)
     n_vocab = reference.shape[-1]
     chance = evaluate.log_softmax(reference)
     divergences = np.log(n_vocab) + (np.exp(chance) * chance).sum(axis=-1).ravel()
@@ -194,15 +194,15 @@ def test_every_token_gets_the_precision_of_its_own_weights(
         np.testing.assert_array_equal(event.precisions[np.arange(len(best)), 1 - best], second)
 
     with opened.observing(check):
-        opened.measure(chunks[:1], 0.6, 0.95, reference[:1])
+        opened.measure(chunks[:1], reference[:1], t1=0.6, t2=0.95)
 
 
 def test_one_by_one_and_at_once_measure_the_same(chunks: list[Chunk], reference: np.ndarray) -> None:
     config = EvaluationConfig(engine=ENGINE, one_by_one=True)
     with Evaluator(models.tiny_tiers("f16", "tq2_0"), config) as evaluator:
-        single = evaluator.measure(chunks[:1], 0.7, 0.9, reference[:1])
+        single = evaluator.measure(chunks[:1], reference[:1], t1=0.7, t2=0.9)
     with Evaluator(models.tiny_tiers("f16", "tq2_0"), replace(config, one_by_one=False)) as evaluator:
-        wide = evaluator.measure(chunks[:1], 0.7, 0.9, reference[:1])
+        wide = evaluator.measure(chunks[:1], reference[:1], t1=0.7, t2=0.9)
     assert single.mean_kl == pytest.approx(wide.mean_kl, rel=1e-3)
     assert single.share_low == pytest.approx(wide.share_low, abs=2e-3)
     assert wide.mean_kl > 1e-3
@@ -211,7 +211,7 @@ def test_one_by_one_and_at_once_measure_the_same(chunks: list[Chunk], reference:
 def test_lower_precision_costs_more_and_asks_for_less(
     opened: Evaluator, chunks: list[Chunk], reference: np.ndarray
 ) -> None:
-    steps = [opened.measure(chunks, t1, t2, reference) for t1, t2 in ((1, 1), (0.7, 1), (0, 1), (0, 0))]
+    steps = [opened.measure(chunks, reference, t1=t1, t2=t2) for t1, t2 in ((1, 1), (0.7, 1), (0, 1), (0, 0))]
     divergences = [step.mean_kl for step in steps]
     sizes = [step.bytes_per_token for step in steps]
     assert divergences == sorted(divergences)
@@ -222,11 +222,11 @@ def test_lower_precision_costs_more_and_asks_for_less(
 def test_a_random_choice_of_the_same_mix_has_its_shares_and_costs_more(
     opened: Evaluator, chunks: list[Chunk], reference: np.ndarray
 ) -> None:
-    chosen = opened.measure(chunks, 0.7, 1.0, reference)
+    chosen = opened.measure(chunks, reference, t1=0.7, t2=1.0)
     config = EvaluationConfig(engine=ENGINE, rule="random")
     with Evaluator(models.tiny_tiers("f16", "tq2_0"), config) as evaluator:
-        by_chance = evaluator.measure(chunks, chosen.share_high, 1.0, reference)
-        all_low = evaluator.measure(chunks, 0.0, 1.0, reference)
+        by_chance = evaluator.measure(chunks, reference, t1=chosen.share_high, t2=1.0)
+        all_low = evaluator.measure(chunks, reference, t1=0.0, t2=1.0)
     assert by_chance.share_high == pytest.approx(chosen.share_high, abs=0.03)
     assert by_chance.mean_kl > 1.5 * chosen.mean_kl
     assert all_low.share_low == 1
@@ -239,13 +239,13 @@ def test_what_an_observer_raises_comes_out(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), opened.observing(fail):
-        opened.measure(chunks, 1.0, 1.0, reference)
-    assert opened.measure(chunks[:1], 1.0, 1.0, reference[:1]).mean_kl == 0
+        opened.measure(chunks, reference)
+    assert opened.measure(chunks[:1], reference[:1]).mean_kl == 0
 
 
 def test_progress_counts_tokens(opened: Evaluator, chunks: list[Chunk], reference: np.ndarray) -> None:
     counts: list[int] = []
-    opened.measure(chunks, 1.0, 1.0, reference, counts.append)
+    opened.measure(chunks, reference, counts.append)
     assert counts == [128] * N_CHUNKS
 
 

@@ -16,7 +16,7 @@ from pyhobbit.quality.stored import Calibration, fetch, published_name
 
 @pytest.fixture
 def calibration(tmp_path: Path) -> bytes:
-    return Calibration(1, 1, 1.0, 1.0, 0.0, "lru", (1, 0, 0, 0)).write(tmp_path / "other.gguf").read_bytes()
+    return Calibration(1, 1, {}, 0.0, "lru", (1, 0, 0, 0)).write(tmp_path / "other.gguf").read_bytes()
 
 
 @pytest.fixture

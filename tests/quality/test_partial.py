@@ -71,7 +71,7 @@ def test_the_logits_are_those_of_the_full_file_with_the_same_experts_low(files: 
         chunks = evaluator.chunks(HELDOUT.read_text(encoding="utf-8"), 3)
         high = evaluator.reference(chunks)
         evaluator.set_costs(costs)
-        evaluator._session.cache.set_thresholds(1.0, 1.0, 1.0)
+        evaluator._session.cache.set(price=1.0)
         wanted = np.stack([evaluator._scored_logits(chunk).copy() for chunk in chunks])
     assert not np.array_equal(wanted, high)
     for pools in (ALL, 3_000_000):  # the smaller ones evict

@@ -185,9 +185,7 @@ class Invented:
     def set_costs(self, costs: Costs) -> None:
         self.costs = costs
 
-    def measure(
-        self, _chunks: object, _t1: float, _t2: float, _ref: object, _p: object, *, price: float
-    ) -> Quality:
+    def measure(self, *_: object, price: float = 0.0) -> Quality:
         self.prices.append(price)
         low, skip = self.costs.of([0], self.seen.experts, 1)
         decided = decide_by_price(losses(self.seen.weights, "price"), low, skip, price, 0.25)
@@ -196,9 +194,7 @@ class Invented:
         )
         shares = [float(np.mean(decided == p)) for p in (HIGH, LOW, SKIPPED)]
         return Quality(
-            t1=1,
-            t2=1,
-            price=price,
+            numbers={"price": price},
             perplexity=1,
             perplexity_ratio=1,
             mean_kl=float(loss.sum(axis=-1).mean()),
@@ -224,10 +220,10 @@ def test_the_highest_price_within_the_bound_is_found_with_few_trials(max_kl: flo
     assert found.mean_kl <= max_kl
     assert len(evaluator.prices) <= 20
     prices = price_candidates(squared_weights(seen.weights), *costs.of([0], seen.experts, 1), 0.25)
-    next_price = next((p for p in prices if p > found.price), None)
+    next_price = next((p for p in prices if p > found.numbers["price"]), None)
     if next_price is not None:
-        assert evaluator.measure([], 1, 1, None, None, price=next_price).mean_kl > max_kl
-    assert (found.price == 0) == (max_kl == 0)
+        assert evaluator.measure(price=next_price).mean_kl > max_kl
+    assert (found.numbers["price"] == 0) == (max_kl == 0)
 
 
 def test_without_a_low_tier_prices_are_those_of_skipping() -> None:
@@ -248,12 +244,12 @@ def test_price_0_has_the_bits_of_high_precision_and_a_price_saves_bytes() -> Non
         chunks = evaluator.chunks(HELDOUT.read_text(), 2)
         evaluator.set_costs(Costs((0.01,) * 6, (0.1,) * 6))
         reference = evaluator.reference(chunks)
-        free = evaluator.measure(chunks, 1, 1, reference)
+        free = evaluator.measure(chunks, reference)
         assert (free.mean_kl, free.same_top1, free.share_high) == (0, 1, 1)
-        priced = evaluator.measure(chunks, 1, 1, reference, price=1e-3)
+        priced = evaluator.measure(chunks, reference, price=1e-3)
         assert priced.mean_kl > 0
         assert priced.bytes_per_token < free.bytes_per_token
-        all_low = evaluator.measure(chunks, 1, 1, reference, price=1e9)
+        all_low = evaluator.measure(chunks, reference, price=1e9)
         assert all_low.share_high == 0
         assert all_low.share_skipped == pytest.approx(0.5)  # the second of two experts
         with pytest.raises(HobbitError, match="there are 5 costs of low precision"):

@@ -70,3 +70,7 @@ status precision_costs::set(std::vector<float> low, std::vector<float> skip, uin
 }
 
 } // namespace hobbit
+
+const char * hobbit_numbers_of_rule(const char * rule) {
+    return hobbit::registered_rule::traits(rule).numbers;
+}

@@ -182,11 +182,11 @@ def test_the_second_pass_equals_a_token_that_is_removed_and_computed_again() -> 
     by_hand, n_unsure = [], 0
     with _session(path) as session:
         for token in tokens:
-            session.cache.set_thresholds(0.5, 0.5)
+            session.cache.set(t1=0.5, t2=0.5)
             session.context.evaluate([token])
             if best_probability(session.context.last_logits()[0]) <= confidence:
                 session.context.truncate(len(session.context.tokens) - 1)
-                session.cache.set_thresholds()
+                session.cache.set(t1=1.0, t2=1.0)
                 session.context.evaluate([token])
                 n_unsure += 1
             by_hand.append(session.context.last_logits()[0].copy())
