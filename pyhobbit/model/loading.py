@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from errno import EINVAL, EMFILE, ENOMEM, errorcode
 from pathlib import Path
+from typing import Any
 
 from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.gguf_file import GgufFile, pack_header
@@ -90,29 +91,30 @@ def load_failure(path: str | Path, hint: str | None = None, name: Path | None = 
     return last_error() or f"{name or path} cannot be loaded: {reason}; {hint}"
 
 
+def _loads(path: Path, **params: Any) -> bool:
+    """Tells if llama.cpp loads a model with these parameters; if not, the log says why."""
+    given = llama.llama_model_default_params()
+    for name, value in params.items():
+        setattr(given, name, value)
+    log.start(False)
+    lib.hobbit_clear_last_error()
+    model = llama.llama_model_load_from_file(bytes(path), given)
+    llama.llama_model_free(model)
+    return bool(model)
+
+
 def check_loads(path: Path, name: Path | None = None, hint: str | None = None) -> None:
     """Raises LoadError where llama.cpp cannot load the model's header. name, hint: as of load_failure()."""
-    params = llama.llama_model_default_params()
-    params.no_alloc, params.load_mode = True, llama.LLAMA_LOAD_MODE_NONE
     with opening:
-        log.start(False)
-        lib.hobbit_clear_last_error()
-        model = llama.llama_model_load_from_file(bytes(path), params)
-        if not model:
+        if not _loads(path, no_alloc=True, load_mode=llama.LLAMA_LOAD_MODE_NONE):
             raise LoadError(load_failure(path, hint, name))
-        llama.llama_model_free(model)
 
 
 def check_known(files: Sequence[GgufFile]) -> None:
-    """The same before a download, by what headers tell alone: form, architecture and tokenizer."""
+    """As check_loads() before a download, by what headers tell alone: form, architecture and tokenizer."""
     check_form(files)
-    params = llama.llama_model_default_params()
-    params.vocab_only = True
     with tempfile.NamedTemporaryFile(suffix=".gguf") as file, opening:
         file.write(pack_header([*files[0].metadata.values()], [], ALIGNMENT))
         file.flush()
-        log.start(False)
-        model = llama.llama_model_load_from_file(os.fsencode(file.name), params)
-        llama.llama_model_free(model)
-        if _UNKNOWN.search(log.reason() or ""):
+        if not _loads(Path(file.name), vocab_only=True) and _UNKNOWN.search(log.reason() or ""):
             raise LoadError(load_failure(files[0].path))
