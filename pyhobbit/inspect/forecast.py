@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Token/s with more or less memory, a low tier or a smaller KV cache: arithmetic on what was measured.
-
-A share s of the experts in memory leaves (1 - s) ** a of the uses to the disk. a follows from the hits that
-were measured. Where all experts are assumed to be used alike it is 1.
-"""
+"""Token/s with other memory, a low tier or a smaller KV cache: TokenTime fitted to what was measured."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,6 +10,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.inspect.speed import Speed
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.model.tiers import default_low_types, tensor_nbytes
+from pyhobbit.model.token_time import TokenTime
 from pyhobbit.settings.config import EngineConfig, format_size
 
 _ROWS = 9
@@ -32,12 +29,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Forecast:
-    """by_memory: with own, the plan's.  low_tier, small_context: texts, "" where they say nothing."""
+    """by_memory: with own, the plan's.  low_tier, small_context: texts, "" where they say nothing.
+
+    fitted: the model of the speeds.
+    """
 
     by_memory: tuple[Point, ...]
     own: Point
     low_tier: str
     small_context: str
+    fitted: TokenTime
 
 
 def forecast(model: ModelFile, config: EngineConfig, plan: MemoryPlan, speed: Speed) -> Forecast | None:
@@ -47,12 +48,13 @@ def forecast(model: ModelFile, config: EngineConfig, plan: MemoryPlan, speed: Sp
     info = plan.info
     fixed, total = plan.most - plan.host_pools, info.expert_bytes
     least = min(1.0, info.token_bytes_high / total)
-    own = Point(plan.most, plan.share_high, _rate(plan, speed, plan.share_high))
+    time = _fitted(plan, speed)
+    own = Point(plan.most, plan.share_high, time.rate(plan.share_high))
     shares = {least + (1 - least) * i / (_ROWS - 1) for i in range(_ROWS)}
-    others = [Point(fixed + share * total, share, _rate(plan, speed, share)) for share in shares]
+    others = [Point(fixed + share * total, share, time.rate(share)) for share in shares]
     points = sorted([*others, own], key=lambda point: point.memory)
-    low, small = _low_tier(model, plan, speed), _small_context(model.path, config, plan, speed)
-    return Forecast(tuple(points), own, low, small)
+    low, small = _low_tier(model, plan, time), _small_context(model.path, config, plan, time)
+    return Forecast(tuple(points), own, low, small, time)
 
 
 def lines(found: Forecast) -> list[str]:
@@ -64,13 +66,11 @@ def lines(found: Forecast) -> list[str]:
         texts.append(
             f"{mark}{format_size(point.memory):>10}  {point.speed:10.4g}   {point.share:4.0%}  {bar}"
         )
-    return [*texts, *filter(None, (found.low_tier, found.small_context))]
+    return [*texts, f"a token takes {found.fitted}", *filter(None, (found.low_tier, found.small_context))]
 
 
-def _rate(plan: MemoryPlan, speed: Speed, share: float, size: float = 1.0) -> float:
-    """Token/s with a share of the experts in memory. size: bytes of an expert, by those of now."""
-    if share >= 1:
-        return 1 / speed.compute_s
+def _fitted(plan: MemoryPlan, speed: Speed) -> TokenTime:
+    """The exponent follows from the measured hits; it is 1 where they are assumed."""
     exponent, known = 1.0, plan.share_high
     if 0 < known < 1 and 0 < speed.hits[0] < 1:
         exponent = min(4.0, max(1.0, math.log(1 - speed.hits[0]) / math.log(1 - known)))
@@ -79,22 +79,22 @@ def _rate(plan: MemoryPlan, speed: Speed, share: float, size: float = 1.0) -> fl
     per_byte = 1 / speed.disk.bytes_per_s if speed.disk is not None else 0.0
     if speed.read_bytes:
         per_byte = speed.wait_s / speed.read_bytes
-    return 1 / (speed.compute_s + (1 - share) ** exponent * used * size * per_byte)
+    return TokenTime(speed.compute_s, used * per_byte, exponent)
 
 
-def _low_tier(model: ModelFile, plan: MemoryPlan, speed: Speed) -> str:
+def _low_tier(model: ModelFile, plan: MemoryPlan, time: TokenTime) -> str:
     tensors = model.routed_tensors()
     types = default_low_types(tensors)
     if plan.info.n_tiers > 1 or types is None or plan.share_high >= 1:
         return ""
     n_bytes = sum(tensor_nbytes(types[each.name], each.ne) for each in tensors)
     size = 1 - _LOW_USES * (1 - n_bytes / plan.info.expert_bytes)
-    rate = _rate(plan, speed, min(1.0, plan.share_high / size), size)
+    rate = time.rate(plan.share_high / size, size)
     names = "/".join(sorted({types[each.name].name for each in tensors}))
     return f"a low tier in {names}: {format_size(n_bytes)}; {rate:.3g} token/s if it takes half of the uses"
 
 
-def _small_context(path: Path, config: EngineConfig, plan: MemoryPlan, speed: Speed) -> str:
+def _small_context(path: Path, config: EngineConfig, plan: MemoryPlan, time: TokenTime) -> str:
     if plan.share_high >= 1 or config.cache_types != ("f16", "f16"):
         return ""
     same = replace(config, n_ctx=plan.info.n_ctx, n_batch=plan.n_batch)
@@ -105,7 +105,7 @@ def _small_context(path: Path, config: EngineConfig, plan: MemoryPlan, speed: Sp
     saved = plan.context + plan.compute - small.context - small.compute
     if saved <= 0:
         return ""
-    rate = _rate(plan, speed, min(1.0, plan.share_high + saved / plan.info.expert_bytes))
+    rate = time.rate(plan.share_high + saved / plan.info.expert_bytes)
     return (
         f"a KV cache in q8_0: {format_size(saved)} more for experts, about {rate:.3g} token/s "
         "(--cache-type-k q8_0 --cache-type-v q8_0)"

@@ -2,8 +2,7 @@
 """The quantisation of a repository that suits this machine, by the sizes of its files and a header.
 
 The speed is an estimate: a token reads its weights from memory, and those of its experts that are not there
-from the disk. With a share s of the experts in memory, (1 - s) ** 2 of the reads are such: even use of all
-experts would miss 1 - s, and two recorded models missed less (docs/policies.md).
+from the disk.
 """
 
 import math
@@ -22,6 +21,7 @@ from pyhobbit.model.download import Repo, UnreachableError, is_complete, models_
 from pyhobbit.model.gguf_file import GgufFile
 from pyhobbit.model.labels import label
 from pyhobbit.model.tiers import routed_part, tiered_part
+from pyhobbit.model.token_time import TokenTime
 from pyhobbit.native.files import temporary_file, write_text
 from pyhobbit.native.machine import measure_disk, memory_limit
 from pyhobbit.settings.config import format_size
@@ -30,6 +30,7 @@ from pyhobbit.settings.table import default
 _BESIDE = 1 << 30  # bytes of libraries, a context of some thousand tokens and what computes a prompt
 _TAKEN = 0.9  # share of the memory, as of what is free
 _MEMORY_SPEED = 40e9  # bytes per second; two channels of a small machine, which vary less than disks
+_EXPONENT = 2.0  # TokenTime.exponent; two recorded models had it (docs/policies.md)
 _ENOUGH = 5.0  # token/s: about as fast as people read
 _MOST_BITS = 7.5  # per weight; more than Q6_K hardly answers better
 _PROBE_BYTES, _READ_BYTES = 1 << 27, 1 << 21
@@ -69,10 +70,10 @@ class Weights:
 
     def speed(self, machine: Machine) -> float:
         """Expected token/s; 0 where the model does not fit."""
+        compute_s = (1 + self.rest + self.used_experts) / _MEMORY_SPEED
         share = self.share(machine.memory)
-        missing = (1 - share) ** 2 * self.used_experts
-        seconds = (1 + self.rest + self.used_experts) / _MEMORY_SPEED + missing / machine.disk
-        return 1 / seconds if share >= 0 else 0.0
+        time = TokenTime(compute_s, self.used_experts / machine.disk, _EXPONENT)
+        return time.rate(share) if share >= 0 else 0.0
 
 
 @dataclass(frozen=True)

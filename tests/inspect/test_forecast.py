@@ -20,14 +20,13 @@ SPEED = Speed(0.05, 0.02, 20 << 20, (0.64, 1.0), "sample", DISK, replace(SAMPLE,
 
 
 def test_the_own_memory_has_the_speed_that_was_measured_and_all_has_no_waits() -> None:
+    fitted = forecast._fitted(ONE_TIER, SPEED)
     # 64 % hits of 40 % of the experts: (1 - 0.4) ** 2 are missed
-    assert forecast._rate(ONE_TIER, SPEED, 0.4) == pytest.approx(
-        1 / (0.05 + 0.36 * (40 << 20) * 0.02 / (20 << 20))
-    )
-    assert forecast._rate(ONE_TIER, SPEED, 0.7) == pytest.approx(1 / (0.05 + 0.09 * 2 * 0.02))
-    assert forecast._rate(ONE_TIER, SPEED, 1.0) == pytest.approx(20)
+    assert fitted.rate(0.4) == pytest.approx(1 / (0.05 + 0.36 * (40 << 20) * 0.02 / (20 << 20)))
+    assert fitted.rate(0.7) == pytest.approx(1 / (0.05 + 0.09 * 2 * 0.02))
+    assert fitted.rate(1.0) == pytest.approx(20)
     even = replace(SPEED, hits=(0.4, 1.0), source="even")
-    assert forecast._rate(ONE_TIER, even, 0.7) == pytest.approx(1 / (0.05 + 0.3 * 2 * 0.02))
+    assert forecast._fitted(ONE_TIER, even).rate(0.7) == pytest.approx(1 / (0.05 + 0.3 * 2 * 0.02))
 
 
 def test_inspect_forecasts_by_memory(run_pyhobbit: RunPyhobbit) -> None:
@@ -48,9 +47,10 @@ def test_inspect_forecasts_by_memory(run_pyhobbit: RunPyhobbit) -> None:
     done = run_pyhobbit("inspect", tiny_plain, *options)
     assert "memory          token/s   experts in memory" in done.stdout
     assert len([line for line in done.stdout.splitlines() if line.endswith("█")]) == 10
+    assert "\na token takes " in done.stdout
     assert "\na KV cache in q8_0: " in done.stdout
 
 
 def test_where_every_expert_is_in_memory_a_smaller_context_brings_nothing() -> None:
     whole = replace(ONE_TIER, info=replace(ONE_TIER.info, pool_slots_high=1000))
-    assert forecast._small_context(models.tiny(), EngineConfig(), whole, SPEED) == ""
+    assert forecast._small_context(models.tiny(), EngineConfig(), whole, forecast._fitted(whole, SPEED)) == ""

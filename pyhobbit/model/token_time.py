@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""Token/s by the share of the experts in memory: one model, for what was measured and what sizes tell."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenTime:
+    """A token computes for compute_s seconds, and waits wait_s if all its experts come from the disk.
+
+    A share s of the experts in memory leaves (1 - s) ** exponent of the wait. Even use of all experts has the
+    exponent 1.
+    """
+
+    compute_s: float
+    wait_s: float
+    exponent: float = 1.0
+
+    def rate(self, share: float, size: float = 1.0) -> float:
+        """Token/s. size: bytes of an expert, by those that wait_s counts."""
+        return 1 / (self.compute_s + (1 - min(1.0, share)) ** self.exponent * self.wait_s * size)
+
+    def __str__(self) -> str:
+        waits = f"{1000 * self.wait_s:.3g} ms * (1 - share in memory) ** {self.exponent:.3g}"
+        return f"{1000 * self.compute_s:.3g} ms + {waits}"
