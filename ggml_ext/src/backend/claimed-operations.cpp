@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "backend/claimed-operations.h"
-
 #include "backend/ggml-hobbit.h"
-#include "backend/split-runner.h"
 
 #include <cstring>
 

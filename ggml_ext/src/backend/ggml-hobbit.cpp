@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "backend/ggml-hobbit.h"
 
-#include "backend/claimed-operations.h"
-#include "backend/split-runner.h"
 #include "base/ggml-layout.h"
 #include "base/status.h"
 #include "device/device-traits.h"

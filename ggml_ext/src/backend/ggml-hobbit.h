@@ -1,11 +1,61 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/status.h"
 #include "ggml-backend-impl.h"
+#include "model/expert.h"
+
+#include <string>
 
 namespace hobbit {
-class split_runner;
-}
+
+class inner_graph;
+
+// The backend's interface to the model whose experts a split computes. It is the context of the model's buffer types.
+//
+// Ownership: counted. A buffer of the model's buffer types holds one reference. Thread-safety: ref, unref and the const
+// methods may be called from any thread; the others take turns by themselves.
+class split_runner {
+  public:
+    virtual void ref()   = 0;
+    virtual void unref() = 0; // the last one deletes the object
+
+    // Returns true if the tensor's data stays on disk.
+    virtual bool owns(const std::string & tensor) const = 0;
+
+    // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the object.
+    virtual const expert_tensor * find_tensor(const std::string & name) const = 0;
+
+    // Runs a split of an outer graph that has matmuls over experts of this device of the backend's.
+    // `cpu` computes the CPU's share; null where the CPU computes all.
+    virtual status compute(ggml_cgraph * graph, ggml_backend_dev_t device, inner_graph & inner, inner_graph * cpu) = 0;
+
+    // Runs a GET_ROWS over the token embedding. REQUIRES: owns() it.
+    virtual status look_up(ggml_tensor * lookup) = 0;
+
+  protected:
+    ~split_runner() = default;
+};
+
+//
+// operations of llama.cpp's graphs that our backend takes
+//
+
+// Over experts, or over the token embedding, that a cache serves.
+bool is_expert_matmul(const ggml_tensor * op);
+bool is_row_lookup(const ggml_tensor * op);
+
+// The expert matmul that the tensor is, or is made of by at most so many element-wise operations alone; null: none.
+const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth = 8);
+
+// Returns true if the backend of this device serves them.
+bool is_of_device(const ggml_tensor * weights, ggml_backend_dev_t dev);
+
+// Claiming what lies between its matmuls makes a layer one split. After the last matmul only what still belongs to
+// single experts is claimed: its bias and its per-expert scale, not the weighting and the sum.
+bool is_between_matmuls(const ggml_tensor * op, ggml_backend_dev_t dev);
+
+} // namespace hobbit
 
 // The backend's device that computes on `compute`, registered with ggml once per process. A process that opens no model
 // with a cache never sees the backend. May be called from any thread, but ggml's own list of devices has no lock: no

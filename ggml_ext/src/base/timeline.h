@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/files.h"
 #include "base/status.h"
-#include "base/text-file.h"
 #include "base/thread-annotations.h"
 
 #include <atomic>

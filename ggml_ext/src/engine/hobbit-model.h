@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "backend/split-runner.h"
+#include "backend/ggml-hobbit.h"
 #include "base/stats.h"
 #include "base/status.h"
 #include "base/thread-annotations.h"

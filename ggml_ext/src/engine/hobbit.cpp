@@ -3,8 +3,8 @@
 
 #include "base/status.h"
 #include "engine/hobbit-model.h"
+#include "model/expert-index.h"
 #include "model/gguf-file.h"
-#include "model/tensor-names.h"
 
 #include <algorithm>
 #include <cstdio>

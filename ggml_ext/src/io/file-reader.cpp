@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "io/file-reader.h"
 
-#include "base/open-files.h"
+#include "base/files.h"
 
 #include <algorithm>
 #include <cerrno>

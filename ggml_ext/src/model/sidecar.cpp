@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/sidecar.h"
 
-#include "model/tensor-names.h"
+#include "model/expert-index.h"
 
 #include <algorithm>
 #include <cstdio>

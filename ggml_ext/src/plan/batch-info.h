@@ -22,7 +22,18 @@ class batch_info {
     // A batch of more tokens counts as part of a prompt.
     static constexpr int64_t max_generated = 16;
 
-    void begin(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs);
+    void begin(uint32_t n_tokens, const int32_t * sequences, const int32_t * positions, const int8_t * outputs) {
+        tokens_.clear();
+        outputs_.clear();
+        n_tokens_.clear();
+        for (uint32_t i = 0; i < n_tokens; i++) {
+            tokens_.push_back({ sequences[i], positions[i] });
+            n_tokens_[sequences[i]]++;
+            if (outputs[i]) {
+                outputs_.push_back(tokens_.back());
+            }
+        }
+    }
 
     // A token's place.
     struct row {
@@ -42,7 +53,15 @@ class batch_info {
     const std::map<int32_t, uint32_t> & sequences() const { return n_tokens_; }
 
     // The tokens of a layer that computes n_rows of them: all, or in the last layer those with an output.
-    std::vector<row> rows(int64_t n_rows) const;
+    std::vector<row> rows(int64_t n_rows) const {
+        if (n_rows == int64_t(tokens_.size())) {
+            return tokens_;
+        }
+        if (n_rows == int64_t(outputs_.size())) {
+            return outputs_;
+        }
+        return std::vector<row>(size_t(n_rows), { 0, -1 });
+    }
 
   private:
     std::vector<row>            tokens_;
@@ -78,10 +97,25 @@ class sequence_thresholds {
     }
 
     // [row]
-    std::vector<rule_numbers> of(const std::vector<batch_info::row> & rows) const;
+    std::vector<rule_numbers> of(const std::vector<batch_info::row> & rows) const {
+        std::vector<rule_numbers> all;
+        for (const batch_info::row & row : rows) {
+            all.push_back(of(row.sequence));
+        }
+        return all;
+    }
 
     // Thresholds that satisfy every sequence of the batch; the common ones if it names none.
-    rule_numbers highest(const batch_info & batch) const;
+    rule_numbers highest(const batch_info & batch) const {
+        if (batch.sequences().empty()) {
+            return common_;
+        }
+        rule_numbers most = of(batch.sequences().begin()->first);
+        for (const auto & entry : batch.sequences()) {
+            most = rule_numbers::higher(most, of(entry.first));
+        }
+        return most;
+    }
 
   private:
     rule_numbers                    common_;

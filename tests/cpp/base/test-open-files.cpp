@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "base/open-files.h"
+#include "base/files.h"
 
 #include <cerrno>
 #include <doctest/doctest.h>

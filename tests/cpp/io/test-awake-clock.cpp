@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "io/awake-clock.h"
+#include "io/loader.h"
 
 #include <doctest/doctest.h>
 

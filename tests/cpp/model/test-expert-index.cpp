@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include "model/expert-index.h"
-#include "model/tensor-names.h"
 
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -47,5 +48,11 @@ class text_file {
     std::string  buffer_;
     status       error_;
 };
+
+// Raises the process's soft limit of open files so that `n` more can be opened, as far as its hard limit allows.
+void allow_open_files(uint64_t n);
+
+// The reason `error` (of errno) why a file could not be opened, and what helps against too many open files.
+std::string open_failure(int error);
 
 } // namespace hobbit
