@@ -12,7 +12,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.quality.evaluate import Chunk, Evaluator
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
 from pyhobbit.settings.resolve import resolved
 
 Figure = dict[str, Any]
@@ -34,11 +34,9 @@ THEIRS: Mapping[str, str] = {
     "EdgeMoE Fig. 8": "87 % for one path",
     "EdgeMoE Fig. 11": "2.6 to 3.3 times loading on demand",
     "EdgeMoE Fig. 14": "the most hits of five policies",
-    "EdgeMoE Fig. 16": "faster with more memory, and than IO-QEXP at each",
     "EdgeMoE Fig. 17": "smaller and faster with more loss",
     "MoBiLE Table II": "1.72 and 1.57 times; GSM8K 64.1 to 60.8 and 51.5 to 44.8 %",
     "MoBiLE Fig. 5": "gamma 0, 0.5, 0.7, 0.8: 0, 10, 21, 27 % twice, 1.85 to 1.54 times",
-    "Twiddler Fig. 5": "1.07 times DeepSpeed-MII, 1.17 times mixtral-offloading",
     "Twiddler Fig. 8": "22 % placed: 25.2, 21.9, 18.7 %; 49 % placed: 53.0, 48.8, 44.6 %",
     "DAOP Table II": "90.1, 90.4 and 91.7 % (C4, MATH, GSM8K) for Mixtral-8x7B",
     "DAOP Fig. 5": "84.1 % one layer ahead",
@@ -85,11 +83,11 @@ class Run:
             least = 0.0 if share else 4 * max(n_used.values()) / (n_experts * len(n_used))  # for small models
             bound = {"pools": max(1, int(self.expert_bytes * max(share or SHARE, least)))}
         cache = CacheConfig(**{**bound, **settings})
-        return EngineConfig(cache, EvaluationConfig.default_n_ctx, n_threads=self.n_threads)
+        return EngineConfig(cache, CalibrationConfig.default_n_ctx, n_threads=self.n_threads)
 
     def evaluator(self, rule: str = "gate") -> Evaluator:
         """Strict: each token gets exactly what the rule decides."""
-        return Evaluator(self.model, EvaluationConfig(self.engine(), rule=rule))
+        return Evaluator(self.model, self.engine(), rule)
 
     def chunks(self, evaluator: Evaluator) -> list[Chunk]:
         """At most n_chunks parts, evenly spaced over the text. Raises HobbitError."""

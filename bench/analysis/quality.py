@@ -23,7 +23,7 @@ from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.routing.observe import observed
 from pyhobbit.routing.rules import unimportance
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig
+from pyhobbit.settings.config import CalibrationConfig
 
 MAX_KL = (1e-3, 3e-3, 1e-2)
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_0", "q3_k", "q2_k")
@@ -163,8 +163,7 @@ def _all_in(run: Run, name: str) -> tuple[Quality, int]:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it names commands for a file that goes again
             convert(options)
-        config = EvaluationConfig(run.engine(sidecar=sidecar), rule="random")
-        with Evaluator(run.model, config) as evaluator:
+        with Evaluator(run.model, run.engine(sidecar=sidecar), "random") as evaluator:
             chunks = run.chunks(evaluator)
             quality = evaluator.measure(chunks, evaluator.reference(chunks), t1=0.0)
             return quality, evaluator.info.tier_bytes_low

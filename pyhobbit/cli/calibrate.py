@@ -18,7 +18,7 @@ from pyhobbit.cli.options import (
 )
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import calibration_path, options_path
-from pyhobbit.settings.config import CalibrationConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CalibrationConfig, EngineConfig
 from pyhobbit.settings.table import Key
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
     add("--max-kl", type=float, metavar="NATS", help=what)
     what = "most parts of the text, half of which check the limit (default: %(default)s)"
     add("--chunks", type=int, default=CalibrationConfig.max_chunks, metavar="N", help=what)
-    what = f"tokens per part (default: {EvaluationConfig.default_n_ctx})"
+    what = f"tokens per part (default: {CalibrationConfig.default_n_ctx})"
     add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
     add_thread_arguments(parser, ", and tables of the results")

@@ -12,9 +12,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pyhobbit.cli import server_flags, several_models
 from pyhobbit.cli.habits import ignore
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from pyhobbit.engine.placement import Placed
     from pyhobbit.engine.plan import MemoryPlan
 
-_CONTEXTS = (8192, 16384, 32768)
-_CONTEXT = _CONTEXTS[0]
+_CONTEXT = EngineConfig.contexts[1]  # the least of a server
 # Its own: the largest context and 8 GiB of old prompts, which leave experts no room, and any page may ask.
 _DEFAULTS = {
     "--ctx-size": str(_CONTEXT),
@@ -60,7 +59,7 @@ _PASSED_ON = {
     "--parallel": ("N", "requests computed at the same time; they share cache and context (default: 4)"),
     "--ctx": (
         "N",
-        f"tokens of context, for all requests (default: {_CONTEXT} to {_CONTEXTS[-1]}, by memory)",
+        f"tokens of context, for all requests (default: {_CONTEXT} to {EngineConfig.contexts[-1]})",
     ),
     "--cache-ram": ("MIB", "memory for old prompts, a part of --memory (default: 0)"),
     "--threads": ("N", "for computing (default: one per core)"),
@@ -353,18 +352,6 @@ def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[st
 #
 
 
-@dataclass(frozen=True)
-class _ServerConfig(EngineConfig):
-    """Slots share the context, so all of it may be more than the model was trained for, but no slot's."""
-
-    contexts: ClassVar[tuple[int, ...]] = _CONTEXTS
-    max_beams: ClassVar[int] = 256  # LLAMA_MAX_SEQ
-    keeps_states: ClassVar[bool] = True  # llama-server has checkpoints
-
-    def context_tokens(self, trained: int) -> int:
-        return min(trained * self.n_beams, self.contexts[0]) if self.n_ctx is None else self.n_ctx or trained
-
-
 def _beside_images(
     model: Path, cache: CacheConfig, args: argparse.Namespace
 ) -> tuple[dict[str, str], CacheConfig]:
@@ -416,7 +403,7 @@ def _head(passed_on: Sequence[str]) -> dict[str, Any]:
     return {"draft_head": True, "n_drafts": min(max(n, 1), EngineConfig.max_drafts)}
 
 
-def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]) -> _ServerConfig | None:
+def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]) -> EngineConfig | None:
     """The config for the plan; None where other flags decide about the model's memory."""
     context = value("--ctx-size", passed_on)
     unknown = any_given(_MEMORY_FLAGS, passed_on)
@@ -428,7 +415,7 @@ def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[
         name: value(_SERVER_NAMES[name], passed_on) or "f16" for name in ("cache_type_k", "cache_type_v")
     }
     head = _head(passed_on)
-    return _ServerConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares, **types, **head)
+    return EngineConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares, serves=True, **types, **head)
 
 
 def _check_memory(

@@ -225,7 +225,7 @@ def lay_out(
 
 
 def _check_rollback(session: Session, config: EngineConfig) -> None:
-    can_go_back = config.keeps_states or llama.llama_n_rs_seq(session.context.pointer) >= config.n_drafts
+    can_go_back = config.serves or llama.llama_n_rs_seq(session.context.pointer) >= config.n_drafts
     if session.model.has_state() and not can_go_back:
         name = session.model.path.name
         hint = "leave draft_model out, or --drafts"

@@ -33,7 +33,7 @@ from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.routing.trace import ROUTE
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, counted_tokens
+from pyhobbit.settings.config import CalibrationConfig, counted_tokens
 
 _MAX_ROUTES = 200_000  # replayed at once
 _FAST = 4.0  # the limit of the quality fast, by the one that is given
@@ -96,7 +96,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     content = read_text(text)
     Calibration.check_place(model)
     found = _Found()
-    with Evaluator(model, EvaluationConfig(engine=config.engine)) as evaluator:
+    with Evaluator(model, config.engine) as evaluator:
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks, config.engine.cache.sidecar)
         known = _know(evaluator, chunks, memo, config)
@@ -105,7 +105,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     if known.has_low:
         by_price = [rule for rule in config.rules if rule != "gate"]
         rule = by_price[0] if by_price else "price"
-        with Evaluator(model, EvaluationConfig(engine=config.engine, rule=rule)) as evaluator:
+        with Evaluator(model, config.engine, rule=rule) as evaluator:
             _try_low_alone(evaluator, known, found)
             if by_price:
                 _try_price(evaluator, known, found, config)

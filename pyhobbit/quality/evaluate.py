@@ -22,7 +22,7 @@ from pyhobbit.engine.stats import CacheStats, ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.ffi import ffi, llama
 from pyhobbit.routing.observe import LayerEvent, layer_event
-from pyhobbit.settings.config import EvaluationConfig, format_size
+from pyhobbit.settings.config import CalibrationConfig, EngineConfig, Setting, format_size
 
 Chunk = list[int]
 """Token ids of a piece of text that is computed on its own."""
@@ -93,18 +93,42 @@ class Costs:
         return np.asarray(self.low)[place], np.asarray(self.skip)[place]
 
 
-class Evaluator(Closing):
-    """A model for computing chunks of text, in the rule's precisions. A context manager. Not thread-safe."""
+def evaluation_settings(config: EngineConfig, rule: str) -> dict[str, Setting]:
+    """Settings for hobbit_open, without a calibration that lies beside the model."""
+    return {
+        "hobbit.enable": True,
+        "hobbit.calibrated": False,
+        "hobbit.t1": 1.0,
+        "hobbit.t2": 1.0,
+        "hobbit.policy": "lru" if config.cache.weights is None else "hobbit",
+        "hobbit.prefetch": 0,
+        "hobbit.device": "CPU",
+        **config.overrides,
+        **config.cache.settings(),
+        "hobbit.strict": True,
+        "hobbit.rule": rule,
+    }
 
-    def __init__(self, path: Path, config: EvaluationConfig | None = None) -> None:
-        self._path = path
-        self._config = config or EvaluationConfig()
+
+class Evaluator(Closing):
+    """A model for computing chunks of text, in the rule's precisions. A context manager. Not thread-safe.
+
+    Each token gets the precision that the rule decides for it, whatever is resident and whatever other tokens
+    of its batch ask for.
+    """
+
+    def __init__(
+        self, path: Path, config: EngineConfig | None = None, rule: str = "gate", *, one_by_one: bool = False
+    ) -> None:
+        """config.n_ctx: tokens of a chunk.  rule: hobbit.rule.  one_by_one: a token per pass."""
+        self._path, self._rule, self._one_by_one = path, rule, one_by_one
+        self._config = config or EngineConfig()
         self._session: Session | None = None
         self._observer_error: BaseException | None = None
 
     def __enter__(self) -> "Evaluator":
-        settings, verbose = self._config.settings(), self._config.engine.verbose
-        self._session = Session(self._path, settings, self._set_context, verbose=verbose)
+        settings = evaluation_settings(self._config, self._rule)
+        self._session = Session(self._path, settings, self._set_context, verbose=self._config.verbose)
         return self
 
     def close(self) -> None:
@@ -116,16 +140,16 @@ class Evaluator(Closing):
     def _set_context(self, params: Any, model: Model) -> None:
         if not model.cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
-        info, by_price = model.cache.info(), self._config.rule in ("price", "edgemoe")
+        info, by_price = model.cache.info(), self._rule in ("price", "edgemoe")
         if info["n_tiers"] > 1:
             # the context makes the pools, and these numbers need both
             if by_price:
                 model.cache.set_costs(*[[0.0] * info["n_layers"]] * 2)
             model.cache.set(**({"price": 1.0} if by_price else {"t1": 0.5, "t2": 1.0}))
-        engine = self._config.engine
-        self.n_ctx = min(engine.n_ctx or EvaluationConfig.default_n_ctx, model.n_ctx_train())
+        engine = self._config
+        self.n_ctx = min(engine.n_ctx or CalibrationConfig.default_n_ctx, model.n_ctx_train())
         params.n_ctx = params.n_batch = params.n_outputs_max = self.n_ctx
-        params.n_ubatch = 1 if self._config.one_by_one else self.n_ctx
+        params.n_ubatch = 1 if self._one_by_one else self.n_ctx
         params.n_threads = params.n_threads_batch = engine.computing_threads(engine.n_threads)
 
     def _opened(self) -> Session:
@@ -140,7 +164,7 @@ class Evaluator(Closing):
     @property
     def info(self) -> ModelInfo:
         """Figures of the opened model."""
-        return self._opened().info(self._config.engine.cache.memory)
+        return self._opened().info(self._config.cache.memory)
 
     @property
     def stats(self) -> CacheStats:
@@ -150,7 +174,7 @@ class Evaluator(Closing):
     @property
     def rule(self) -> str:
         """The precision rule (hobbit.rule)."""
-        return self._config.rule
+        return self._rule
 
     def set_costs(self, costs: Costs) -> None:
         """Sets the costs of the rule price. Raises HobbitError."""

@@ -233,15 +233,18 @@ class EngineConfig:
     """Texts that are computed together take cells of the context as they need them, not in equal parts."""
     overrides: Mapping[str, Setting] = field(default_factory=dict)
     """Values of the file's metadata that llama.cpp takes in place of the file's own, by key."""
+    serves: bool = False
+    """llama-server opens it: its slots share the context, so all of it may be more than the model was trained
+    for, but no slot's, and it has checkpoints of states that cannot go back."""
 
     contexts: ClassVar[tuple[int, ...]] = (4096, 8192, 16384, 32768)
     batches: ClassVar[tuple[int, ...]] = (512, 1024, 2048, 4096)
     kv_types: ClassVar[list[str]] = ["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
     max_batch: ClassVar[int] = 1 << 16
     max_beams: ClassVar[int] = 64
+    max_slots: ClassVar[int] = 256  # LLAMA_MAX_SEQ
     max_drafts: ClassVar[int] = 15
     max_threads: ClassVar[int] = 512  # GGML_MAX_N_THREADS
-    keeps_states: ClassVar[bool] = False  # so that drafts do not need layers whose state can go back
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_batch", "n_beams", "n_threads"):
@@ -251,7 +254,7 @@ class EngineConfig:
             _require(value is None or value > 0 or is_own, f"{name} is {value}; it must be positive")
         for name, most, limit in (
             ("n_batch", self.max_batch, "a pass has at most {} tokens"),
-            ("n_beams", self.max_beams, "a search keeps at most {}"),
+            ("n_beams", self.max_slots if self.serves else self.max_beams, "a search keeps at most {}"),
             ("n_threads", self.max_threads, "ggml computes with at most {} threads"),
         ):
             value = getattr(self, name)
@@ -272,14 +275,18 @@ class EngineConfig:
 
     def context_tokens(self, trained: int) -> int:
         """Tokens of context for a model that was trained for so many, the least. Raises HobbitError."""
+        least = self.contexts[self.serves]
+        if self.serves:
+            return min(trained * self.n_beams, least) if self.n_ctx is None else self.n_ctx or trained
         if self.n_ctx is not None and self.n_ctx > trained:
             largest = f"the model was trained for {trained} tokens at most"
             raise HobbitError(f"a context of {self.n_ctx} is too large: {largest}; use --ctx {trained}")
-        return min(trained, self.contexts[0]) if self.n_ctx is None else self.n_ctx or trained
+        return min(trained, least) if self.n_ctx is None else self.n_ctx or trained
 
     def larger_contexts(self, trained: int) -> set[int]:
         """Contexts that may replace context_tokens()."""
-        return {min(n, trained) for n in self.contexts if min(n, trained) > self.contexts[0]}
+        least = self.contexts[self.serves]
+        return {min(n, trained) for n in self.contexts if min(n, trained) > least}
 
     @classmethod
     def computing_threads(cls, given: int | None) -> int:
@@ -344,37 +351,6 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
-    """A model opened for measuring what low precision costs. engine.n_ctx: tokens of a chunk of text.
-
-    Each token gets the precision that the rule decides for it, whatever is resident and whatever other tokens
-    of its batch ask for.  rule: hobbit.rule.  one_by_one: one token per pass, as in decoding.
-    """
-
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    rule: str = "gate"
-    one_by_one: bool = False
-
-    default_n_ctx: ClassVar[int] = 512
-
-    def settings(self) -> dict[str, Setting]:
-        """Settings for hobbit_open, without a calibration that lies beside the model."""
-        return {
-            "hobbit.enable": True,
-            "hobbit.calibrated": False,
-            "hobbit.t1": 1.0,
-            "hobbit.t2": 1.0,
-            "hobbit.policy": "lru" if self.engine.cache.weights is None else "hobbit",
-            "hobbit.prefetch": 0,
-            "hobbit.device": "CPU",
-            **self.engine.overrides,
-            **self.engine.cache.settings(),
-            "hobbit.strict": True,
-            "hobbit.rule": self.rule,
-        }
-
-
-@dataclass(frozen=True)
 class CalibrationConfig:
     """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: the most that are used.
 
@@ -391,6 +367,7 @@ class CalibrationConfig:
     rule: str | None = None
     cost_chunks: int = 4
 
+    default_n_ctx: ClassVar[int] = 512
     default_ppl_increase: ClassVar[float] = 0.01
     min_chunks: ClassVar[int] = 4
     min_checked: ClassVar[int] = 8  # with so many every second chunk checks what the others are fitted to

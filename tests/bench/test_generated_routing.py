@@ -16,7 +16,7 @@ from pyhobbit.quality.calibration import routes
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.observe import Recorder
 from pyhobbit.routing.trace import Simulation, simulate
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 SMALL = replace(
     SHAPES["qwen3-30b-a3b"], n_layer=12, n_embd=512, n_ff=64, n_head=8, n_head_kv=2, n_vocab=4096
@@ -28,7 +28,7 @@ REUSED, LRU = 0.380, {0.15: 0.654, 0.25: 0.827, 0.4: 0.939}  # values of the rea
 def test_a_generated_model_routes_like_the_real_one(tmp_path: Path) -> None:
     model, draw = write_model(tmp_path, "small", SMALL, "q4_0"), random_tokens(SMALL.n_vocab)
     chunks = [list(islice(draw, N_TOKENS)) for _ in range(2)]
-    with Evaluator(model, EvaluationConfig(EngineConfig(CacheConfig(), n_ctx=N_TOKENS))) as evaluator:
+    with Evaluator(model, EngineConfig(CacheConfig(), n_ctx=N_TOKENS)) as evaluator:
         recorder = Recorder(len(chunks), N_TOKENS, SMALL.n_layer, 1 << 30)
         with evaluator.observing(recorder):
             evaluator.reference(chunks)

@@ -14,7 +14,7 @@ from bench.analysis import figures
 from pyhobbit.cli.main import main
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.routing.observe import Observations, Recorder
-from pyhobbit.settings.config import EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import EngineConfig
 
 HELD_OUT = TESTS / "tiny_moe" / "heldout.txt"
 SAME_CHOICE = 0.99
@@ -114,7 +114,7 @@ def test_the_thresholds_that_are_given_are_shown(tiny_gguf: Path, capsys: pytest
 def _observe(path: Path, n_ctx: int, n_chunks: int) -> Observations:
     from pyhobbit.quality.evaluate import Evaluator
 
-    config = EvaluationConfig(engine=EngineConfig(n_ctx=n_ctx, n_threads=1))
+    config = EngineConfig(n_ctx=n_ctx, n_threads=1)
     with Evaluator(path, config) as evaluator:
         chunks = evaluator.chunks(HELD_OUT.read_text()[:5000])[:n_chunks]
         recorder = Recorder(len(chunks), n_ctx, evaluator.info.n_layers, 1 << 30)

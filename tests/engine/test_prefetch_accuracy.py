@@ -20,7 +20,7 @@ from pyhobbit.model.router import Gating, Router
 from pyhobbit.native.ffi import llama
 from pyhobbit.quality.evaluate import Evaluator
 from pyhobbit.routing.observe import LayerEvent, Recorder
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 pytestmark = pytest.mark.model
 
@@ -54,9 +54,9 @@ def _joined(path: Path, gain: str) -> Run:
 
 def _computed(path: Path, number: int, gain: str) -> Run:
     cache = CacheConfig(pools=64 << 20, prefetch=1)
-    config = EvaluationConfig(engine=EngineConfig(cache=cache, n_ctx=N_TOKENS, n_threads=1), one_by_one=True)
+    config = EngineConfig(cache=cache, n_ctx=N_TOKENS, n_threads=1)
     counts: list[tuple[int, int]] = []
-    with Evaluator(path, config) as evaluator:
+    with Evaluator(path, config, one_by_one=True) as evaluator:
         recorder = Recorder(1, N_TOKENS, evaluator.info.n_layers, 1 << 30)
 
         def observe(event: LayerEvent) -> None:

@@ -22,7 +22,7 @@ from pyhobbit.model.tiers import routed_part
 from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import CostRuns
 from pyhobbit.quality.evaluate import Costs, Evaluator
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 N_LAYERS, N_EXPERTS, HIGH = 6, 8, "q8_0"
 LOW = ("q4_0", "q3_k", "q2_k")
@@ -71,7 +71,7 @@ def _write_groups(writer: GGUFWriter, name: str, types: Sequence[str]) -> None:
 
 def evaluator(model: Path, rule: str = "edgemoe") -> Evaluator:
     engine = EngineConfig(CacheConfig(pools=64 << 20), 512, n_threads=1)
-    return Evaluator(model, EvaluationConfig(engine, rule=rule))
+    return Evaluator(model, engine, rule)
 
 
 def divergence(model: Path, is_low: np.ndarray, chunks: list[list[int]], reference: np.ndarray) -> float:

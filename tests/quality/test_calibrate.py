@@ -29,7 +29,7 @@ from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import placement_hits
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.trace import policy_names
-from pyhobbit.settings.config import CalibrationConfig, EvaluationConfig, format_duration
+from pyhobbit.settings.config import CalibrationConfig, format_duration
 
 TESTS = Path(__file__).resolve().parents[1]
 TEXT = TESTS / "tiny_moe/heldout.txt"
@@ -335,7 +335,7 @@ def test_measurements_of_another_model_of_the_same_size_are_dropped(tmp_path: Pa
     shutil.copyfile(models.tiny_tiers("f16", "q4_0"), model)
 
     def stored() -> Measurements:
-        with Evaluator(model, EvaluationConfig(QUICK_ENGINE)) as evaluator:
+        with Evaluator(model, QUICK_ENGINE) as evaluator:
             return calibration._measurements(evaluator, model, "a text", [], None)
 
     stored().measured("x", lambda: Quality({}, *range(12)))

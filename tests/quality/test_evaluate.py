@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -24,7 +23,7 @@ from pyhobbit.quality import evaluate
 from pyhobbit.quality.calibration import calibrate
 from pyhobbit.quality.evaluate import Chunk, Evaluator
 from pyhobbit.routing.observe import LayerEvent
-from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
 
 TEXT = models.TINY / "heldout.txt"
 ENGINE = EngineConfig(cache=CacheConfig(pools=5_000_000), n_ctx=128, n_threads=1)
@@ -108,7 +107,7 @@ def test_a_reference_without_room_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Evaluator]:
     # a coarse low tier: its cost stands out on a short text
-    with Evaluator(models.tiny_tiers("f16", "tq2_0"), EvaluationConfig(engine=ENGINE)) as evaluator:
+    with Evaluator(models.tiny_tiers("f16", "tq2_0"), ENGINE) as evaluator:
         yield evaluator
 
 
@@ -198,10 +197,9 @@ def test_every_token_gets_the_precision_of_its_own_weights(
 
 
 def test_one_by_one_and_at_once_measure_the_same(chunks: list[Chunk], reference: np.ndarray) -> None:
-    config = EvaluationConfig(engine=ENGINE, one_by_one=True)
-    with Evaluator(models.tiny_tiers("f16", "tq2_0"), config) as evaluator:
+    with Evaluator(models.tiny_tiers("f16", "tq2_0"), ENGINE, one_by_one=True) as evaluator:
         single = evaluator.measure(chunks[:1], reference[:1], t1=0.7, t2=0.9)
-    with Evaluator(models.tiny_tiers("f16", "tq2_0"), replace(config, one_by_one=False)) as evaluator:
+    with Evaluator(models.tiny_tiers("f16", "tq2_0"), ENGINE) as evaluator:
         wide = evaluator.measure(chunks[:1], reference[:1], t1=0.7, t2=0.9)
     assert single.mean_kl == pytest.approx(wide.mean_kl, rel=1e-3)
     assert single.share_low == pytest.approx(wide.share_low, abs=2e-3)
@@ -223,8 +221,7 @@ def test_a_random_choice_of_the_same_mix_has_its_shares_and_costs_more(
     opened: Evaluator, chunks: list[Chunk], reference: np.ndarray
 ) -> None:
     chosen = opened.measure(chunks, reference, t1=0.7, t2=1.0)
-    config = EvaluationConfig(engine=ENGINE, rule="random")
-    with Evaluator(models.tiny_tiers("f16", "tq2_0"), config) as evaluator:
+    with Evaluator(models.tiny_tiers("f16", "tq2_0"), ENGINE, "random") as evaluator:
         by_chance = evaluator.measure(chunks, reference, t1=chosen.share_high, t2=1.0)
         all_low = evaluator.measure(chunks, reference, t1=0.0, t2=1.0)
     assert by_chance.share_high == pytest.approx(chosen.share_high, abs=0.03)

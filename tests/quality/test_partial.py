@@ -18,7 +18,7 @@ from pyhobbit.engine.engine import Engine
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.quality.evaluate import Costs, Evaluator
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig, SamplingConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 HELDOUT = Path(__file__).resolve().parent.parent / "tiny_moe/heldout.txt"
 N_LAYERS, N_EXPERTS = 6, 8
@@ -50,8 +50,8 @@ def present(path: Path) -> np.ndarray:
     return found
 
 
-def evaluation(pools: int = ALL) -> EvaluationConfig:
-    return EvaluationConfig(EngineConfig(CacheConfig(pools=pools), n_ctx=64, n_threads=1), rule="edgemoe")
+def evaluation(pools: int = ALL) -> EngineConfig:
+    return EngineConfig(CacheConfig(pools=pools), n_ctx=64, n_threads=1)
 
 
 def test_what_low_precision_hurts_least_is_dropped(files: tuple[Path, Path]) -> None:
@@ -67,7 +67,7 @@ def test_the_logits_are_those_of_the_full_file_with_the_same_experts_low(files: 
     full, partial = files
     never = (math.inf,) * (N_LAYERS * N_EXPERTS)
     costs = Costs(tuple(np.where(present(partial), math.inf, 0.0).ravel().tolist()), never)
-    with Evaluator(full, evaluation()) as evaluator:
+    with Evaluator(full, evaluation(), "edgemoe") as evaluator:
         chunks = evaluator.chunks(HELDOUT.read_text(encoding="utf-8"), 3)
         high = evaluator.reference(chunks)
         evaluator.set_costs(costs)
@@ -75,7 +75,7 @@ def test_the_logits_are_those_of_the_full_file_with_the_same_experts_low(files: 
         wanted = np.stack([evaluator._scored_logits(chunk).copy() for chunk in chunks])
     assert not np.array_equal(wanted, high)
     for pools in (ALL, 3_000_000):  # the smaller ones evict
-        with Evaluator(partial, evaluation(pools)) as evaluator:
+        with Evaluator(partial, evaluation(pools), "edgemoe") as evaluator:
             np.testing.assert_array_equal(evaluator.reference(chunks), wanted)
             counted = evaluator.stats
             assert counted.selections_low > 0

@@ -17,12 +17,13 @@ from pyhobbit.quality.costs import less_important_half, static_costs
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_price, price_candidates
 from pyhobbit.routing.observe import Observations
-from pyhobbit.routing.rules import HIGH, LOW, SKIPPED, losses, squared_weights
+from pyhobbit.routing.rules import losses, squared_weights
 from pyhobbit.routing.trace import ROUTE, Simulation, simulate
-from pyhobbit.settings.config import CacheConfig, EngineConfig, EvaluationConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 HELDOUT = Path(__file__).resolve().parent.parent / "tiny_moe/heldout.txt"
 RNG = np.random.default_rng(1)
+SKIPPED, LOW, HIGH = 0, 1, 2  # as in struct hobbit_layer_event
 
 
 def observations(weights: np.ndarray, n_experts: int) -> Observations:
@@ -239,8 +240,8 @@ def test_without_a_low_tier_prices_are_those_of_skipping() -> None:
 
 
 def test_price_0_has_the_bits_of_high_precision_and_a_price_saves_bytes() -> None:
-    config = EvaluationConfig(EngineConfig(CacheConfig(pools=64_000_000), 64, n_threads=1), rule="price")
-    with Evaluator(models.tiny_tiers("f16", "tq2_0"), config) as evaluator:
+    config = EngineConfig(CacheConfig(pools=64_000_000), 64, n_threads=1)
+    with Evaluator(models.tiny_tiers("f16", "tq2_0"), config, "price") as evaluator:
         chunks = evaluator.chunks(HELDOUT.read_text(), 2)
         evaluator.set_costs(Costs((0.01,) * 6, (0.1,) * 6))
         reference = evaluator.reference(chunks)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.quality.evaluate import evaluation_settings
 from pyhobbit.settings.config import (
     CacheConfig,
     CalibrationConfig,
     ChatConfig,
     EngineConfig,
-    EvaluationConfig,
     SamplingConfig,
     format_size,
     parse_size,
@@ -111,8 +111,7 @@ def test_settings_of_the_device_carry_their_keys() -> None:
 
 
 def test_an_evaluation_leaves_nothing_to_a_calibration() -> None:
-    config = EvaluationConfig(engine=EngineConfig(cache=CacheConfig(policy="lfu")), rule="random")
-    settings = config.settings()
+    settings = evaluation_settings(EngineConfig(cache=CacheConfig(policy="lfu")), "random")
     assert settings["hobbit.calibrated"] is False
     assert (settings["hobbit.t1"], settings["hobbit.t2"], settings["hobbit.prefetch"]) == (1.0, 1.0, 0)
     assert settings["hobbit.policy"] == "lfu"
@@ -266,12 +265,12 @@ def test_a_value_that_cannot_be_is_refused(
 
 
 def test_an_evaluation_is_strict_by_the_rule_gate_on_the_processor_unless_it_is_told_otherwise() -> None:
-    settings = EvaluationConfig().settings()
+    settings = evaluation_settings(EngineConfig(), "gate")
     assert (settings["hobbit.enable"], settings["hobbit.device"]) == (True, "CPU")
     assert (settings["hobbit.policy"], settings["hobbit.rule"]) == ("lru", "gate")
     assert settings["hobbit.strict"] is True
     weighted = EngineConfig(cache=CacheConfig(weights=(1, 0, 0, 0)))
-    assert EvaluationConfig(engine=weighted).settings()["hobbit.policy"] == "hobbit"
+    assert evaluation_settings(weighted, "gate")["hobbit.policy"] == "hobbit"
 
 
 def test_a_context_is_as_large_as_asked_or_the_least_and_never_above_the_models() -> None:
