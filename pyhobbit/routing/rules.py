@@ -8,9 +8,6 @@ import numpy as np
 
 FLOAT = np.float64
 
-SKIPPED, LOW, HIGH = 0, 1, 2
-"""Precisions, as in struct hobbit_layer_event (hobbit.h)."""
-
 
 def unimportance(weights: np.ndarray) -> np.ndarray:
     """Eq. 2: the sum of the normalised weights of the experts ranked before each one; the shape of weights.
@@ -29,12 +26,6 @@ def unimportance(weights: np.ndarray) -> np.ndarray:
     return scores
 
 
-def decide(scores: np.ndarray, t1: float, t2: float) -> np.ndarray:
-    """SKIPPED, LOW or HIGH by Eq. 2: uint8 of the shape of scores."""
-    low = np.where((scores <= t2) | (t2 >= 1), LOW, SKIPPED)
-    return np.where((scores <= t1) | (t1 >= 1), HIGH, low).astype(np.uint8)
-
-
 def squared_weights(weights: np.ndarray) -> np.ndarray:
     """Squares of the normalised weights [..., K]; NaN where weights do not rank experts."""
     total = weights.sum(axis=-1, keepdims=True, dtype=FLOAT)
@@ -46,9 +37,3 @@ def losses(weights: np.ndarray, rule: str) -> np.ndarray:
     """Factors of the costs in the rules price and edgemoe: [..., K], NaN as of squared_weights()."""
     squared = squared_weights(weights)
     return squared if rule == "price" else np.where(np.isnan(squared), np.nan, 1.0)
-
-
-def shares(precisions: np.ndarray) -> tuple[float, float, float]:
-    """Shares of selections in high precision, in low precision and skipped."""
-    high, low, skipped = (float(np.mean(precisions == wanted)) for wanted in (HIGH, LOW, SKIPPED))
-    return high, low, skipped

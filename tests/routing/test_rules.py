@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from pyhobbit.routing.rules import HIGH, LOW, SKIPPED, decide, shares, unimportance
+from pyhobbit.routing.rules import unimportance
 
 
 def test_scores_sum_the_normalised_weights_of_the_experts_ranked_before() -> None:
@@ -16,11 +16,3 @@ def test_scores_sum_the_normalised_weights_of_the_experts_ranked_before() -> Non
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 0.5], [np.inf, 1.0], [np.nan, 1.0]])
 def test_weights_that_do_not_rank_score_nothing(weights: list[float]) -> None:
     assert unimportance(np.array(weights, np.float32)).tolist() == [0, 0]
-
-
-def test_thresholds_belong_to_the_better_precision() -> None:
-    scores = np.array([0, 0.6, 0.61, 0.9, 0.91])
-    assert decide(scores, 0.6, 0.9).tolist() == [HIGH, HIGH, LOW, LOW, SKIPPED]
-    assert decide(scores, 1, 1).tolist() == [HIGH] * 5
-    assert decide(scores, 0, 1).tolist() == [HIGH] + [LOW] * 4
-    assert shares(decide(scores, 0.6, 0.9)) == (0.4, 0.4, 0.2)
