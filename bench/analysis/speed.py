@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.analysis.part import Figure, Run, calibrated, figure, table
+from bench.analysis.part import Figure, Run, calibrated, table
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import HobbitError
 from pyhobbit.quality.evaluate import compare as compared
 from pyhobbit.settings.papers import settings_of
 
-_PROMPT, _WARM_UP, _DECODED, _MARGIN = 64, 128, 96, 8  # tokens; a trial of prefetch takes up to 96
-_PROMPTS = (512, 1024, 2048, 4096)
+_PROMPT, _WARM_UP, _DECODED = 64, 128, 96  # tokens; a trial of prefetch takes up to 96
 _OF_WORDS = 384  # tokens
 _HIGH: Mapping[str, Any] = {"rule": "gate", "t1": 1.0}
 _LRU: Mapping[str, Any] = {**_HIGH, "policy": "lru", "prefetch": 0}
@@ -41,7 +40,7 @@ class Decoded:
 
 def decode(run: Run, share: float | None, n_tokens: int, settings: Mapping[str, Any]) -> Decoded:
     """Tokens of the text, one at a time after others. Raises HobbitError."""
-    trained = run.file.key("context_length", _PROMPTS[-1])  # a small context leaves less to warm up
+    trained = run.file.key("context_length", 4096)  # a small context leaves less to warm up
     n_before = max(_PROMPT, min(_PROMPT + _WARM_UP, trained - n_tokens - 1))
     config = replace(run.engine(share, **settings), n_ctx=n_before + n_tokens + 1)
     with Session(run.model, config.cache.settings(), one_sequence(config)) as session:
@@ -61,9 +60,7 @@ def decode(run: Run, share: float | None, n_tokens: int, settings: Mapping[str, 
     return Decoded(np.array(kept), np.array(tokens[n_before + 1 :]), spent, stats)
 
 
-def measured(
-    run: Run, arms: Arms, n_tokens: int = _DECODED, share: float | None = None
-) -> dict[str, list[Decoded] | HobbitError]:
+def measured(run: Run, arms: Arms, n_tokens: int) -> dict[str, list[Decoded] | HobbitError]:
     """The repetitions of each arm, or why it cannot be."""
     found: dict[str, list[Decoded] | HobbitError] = {}
     spawned = get_context("spawn")
@@ -71,7 +68,7 @@ def measured(
         for name, settings in arms.items():
             if isinstance(done := found.setdefault(name, []), HobbitError):
                 continue
-            own = 1.0 if "pools" in settings else share  # pools of its own are no part of the run's memory
+            own = 1.0 if "pools" in settings else None  # pools of its own are no part of the run's memory
             try:
                 with ProcessPoolExecutor(1, spawned) as process:
                     done.append(process.submit(decode, run, own, n_tokens, settings).result())
@@ -164,22 +161,6 @@ def prefetch(run: Run) -> list[Figure]:
     return [_table(run, "HOBBIT Fig. 17b", "layers that are predicted", arms)]
 
 
-def memory(run: Run) -> list[Figure]:
-    shares = (0.1, 0.25, 0.5, 0.75)
-    arms = {
-        "all high": _HIGH,
-        "LRU, no prefetch": _LRU,
-        **({"HOBBIT": paper("hobbit")} if run.has_low else {}),
-    }
-    speeds: dict[str, list[float | None]] = {name: [] for name in arms}
-    for share in shares:
-        for name, done in measured(run, arms, share=share).items():
-            known = [_DECODED / each.seconds for each in done] if isinstance(done, list) else None
-            speeds[name].append(median(known) if known else None)
-    given = {"x": shares, "series": speeds, "x_label": "share of the experts in memory", "y_label": "token/s"}
-    return [figure("lines", "EdgeMoE Fig. 16", "speed by memory", x_percent=True, **given)]
-
-
 def confidence(run: Run) -> list[Figure]:
     arms: dict[str, Mapping[str, Any]] = {"big model": _HIGH, "big model, no cache": no_cache(run)}
     arms |= {f"gamma {gamma}": paper("mobile", confidence=gamma) for gamma in (0.0, 0.5, 0.7, 0.8)}
@@ -191,21 +172,3 @@ def confidence(run: Run) -> list[Figure]:
         _table(run, "MoBiLE Fig. 5", "speed and tokens computed twice", arms),
         table("MoBiLE Fig. 5", "prefetch of the second pass; the text has over 80 % right", [row]),
     ]
-
-
-def prompts(run: Run) -> list[Figure]:
-    found = []
-    trained = run.file.key("context_length", _PROMPTS[-1] + _MARGIN)
-    for n_tokens in sorted({min(n, trained - _MARGIN) for n in _PROMPTS}):
-        config = replace(run.engine(), n_ctx=n_tokens + _MARGIN, n_batch=n_tokens)
-        with Session(run.model, config.cache.settings(), one_sequence(config)) as session:
-            tokens = session.model.tokenize(run.text)[:n_tokens]
-            if len(tokens) < n_tokens:
-                break
-            start, before = time.perf_counter(), session.cache.stats()
-            session.context.evaluate(tokens)
-            took = time.perf_counter() - start
-            read = session.cache.stats().since(before).bytes_read / 1e6
-            speed = n_tokens / took
-            found.append({"tokens": n_tokens, "first token, s": took, "token/s": speed, "MB read": read})
-    return [table("Twiddler Fig. 5", "prompts in one pass", found)]
