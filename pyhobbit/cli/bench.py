@@ -43,6 +43,8 @@ def add_arguments(parser: Parser) -> None:
     add("--prompts", type=int, nargs="+", default=_PROMPTS, metavar="N", help=lengths)
     tokens = "tokens to decode (default: %(default)s)"
     add("-n", dest="tokens", type=int, default=_DECODED, metavar="N", help=tokens)
+    depth = "about so many tokens of context before each prompt and before decoding (default: %(default)s)"
+    add("--depth", type=int, default=0, metavar="N", help=depth)
     reps = "repetitions, of which medians are shown (default: %(default)s)"
     add("--reps", type=int, default=1, metavar="N", help=reps)
     add("--json", action="store_true", help="print one JSON document")
@@ -56,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         ("--prompts", 1, args.prompts),
         ("-n", 1, [args.tokens]),
         ("warm_up", 0, [args.warm_up]),
+        ("--depth", 0, [args.depth]),
         ("--reps", 1, [args.reps]),
     ):
         if min(values) < least:
@@ -76,14 +79,20 @@ def run(args: argparse.Namespace) -> int:
         disk = disk_speed(read_model_file(model, args.sidecar), args.io_threads) if info.cached else None
         prompts, decoded = [], []
         texts = _texts()
-        lengths = [n for n in sorted(args.prompts) if args.prompts is not _PROMPTS or n <= info.n_ctx]
+        before = _cut(engine, next(texts), args.depth) if args.depth else ""
+        depth = engine.n_prompt_tokens(before) if before else 0
+        if before:
+            _read_prompt(engine, before)  # the context keeps it
+        most = info.n_ctx - depth
+        lengths = [n for n in sorted(args.prompts) if args.prompts is not _PROMPTS or n <= most]
         for _ in range(args.reps):
-            prompts.append([_read_prompt(engine, next(texts), n) for n in lengths])
-            decoded.append(decoding(_decode(engine, args.warm_up, args.tokens), disk))
+            prompts.append([_read_prompt(engine, before + _cut(engine, next(texts), n)) for n in lengths])
+            decoded.append(decoding(_decode(engine, before, args.warm_up, args.tokens), disk))
         document = {
             "model": str(model),
             "description": info.description,
             "n_ctx": info.n_ctx,
+            "depth": depth,
             "n_threads": info.n_threads,
             "pool_bytes": info.pool_bytes_high + info.pool_bytes_low,
             "has_experts": info.has_experts,
@@ -113,16 +122,24 @@ def _texts() -> Iterator[str]:
         yield from (topics[name] for name in names)
 
 
-def _read_prompt(engine: "Engine", text: str, n_tokens: int) -> Figures:
-    """Tokens of about n of a text, seconds to the first one after, and bytes read. Raises HobbitError."""
+def _cut(engine: "Engine", text: str, n_tokens: int) -> str:
+    """The beginning of a text, repeated where it is short, that has about n tokens."""
     length, size = 2 * n_tokens, 0
     while (size := engine.n_prompt_tokens(_repeated(text, length))) < n_tokens:
         length += max(1, length * (n_tokens - size) // max(1, size))
     while size > n_tokens and length > 1:
         length -= max(1, (size - n_tokens) // 2)
         size = engine.n_prompt_tokens(_repeated(text, length))
+    return _repeated(text, length)
+
+
+def _read_prompt(engine: "Engine", text: str) -> Figures:
+    """Tokens of a text that were not in the context, seconds to the first one after, and bytes read.
+
+    Raises HobbitError.
+    """
     before = engine.stats()
-    for _ in engine.generate(_repeated(text, length), 1):
+    for _ in engine.generate(text, 1):
         pass
     step = engine.stats().since(before)
     if step.time_to_first_token_s is None:
@@ -135,13 +152,13 @@ def _repeated(text: str, length: int) -> str:
     return (text * (length // len(text) + 1))[:length]
 
 
-def _decode(engine: "Engine", n_warm_up: int, n_tokens: int) -> "list[Stats]":
-    """Counters of each of n_tokens after the warm-up."""
+def _decode(engine: "Engine", text: str, n_warm_up: int, n_tokens: int) -> "list[Stats]":
+    """Counters of each of n_tokens after the warm-up, which come after the text."""
     from pyhobbit.inspect.speed import decode_texts
 
     steps: list[Stats] = []
     before = engine.stats()
-    for _ in decode_texts(engine):
+    for _ in decode_texts(engine, text):
         after = engine.stats()
         step, before = after.since(before), after
         if step.decoded_tokens == 1:  # the first token of a text belongs to its prompt
@@ -195,6 +212,8 @@ def table(document: dict[str, Any]) -> str:
         "set up": f"{document['n_threads']} threads, {document['n_ctx']} tokens of context, "
         f"{experts if document['has_experts'] else 'a dense model'}, loaded in {document['load_s']:.1f} s",
     }
+    if document["depth"]:
+        rows["depth"] = f"{document['depth']} tokens of context before each prompt and before decoding"
     for prompt in document["prompts"]:
         rows[f"prompt {prompt['n_tokens']:g}"] = (
             f"{prompt['n_tokens'] / prompt['seconds']:.1f} token/s: first token after "

@@ -109,12 +109,12 @@ def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SE
     return replace(_cached_sample(marks), latencies=latencies)
 
 
-def decode_texts(engine: Engine) -> Iterator[Piece]:
-    """Tokens without end, of text after text. Raises HobbitError where answers end before a second one."""
+def decode_texts(engine: Engine, before: str = "") -> Iterator[Piece]:
+    """Tokens without end, of texts that begin alike. Raises HobbitError where answers end at once."""
     n_short = 0  # answers in a row
     for seed, prompt in enumerate(cycle(PROMPTS)):
         n_tokens = 0
-        for piece in engine.generate(prompt, TEXT_TOKENS, SamplingConfig(seed=seed)):
+        for piece in engine.generate(before + prompt, TEXT_TOKENS, SamplingConfig(seed=seed)):
             n_tokens += piece.token is not None
             yield piece
         n_short = 0 if n_tokens > 1 else n_short + 1

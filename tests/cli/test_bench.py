@@ -36,6 +36,20 @@ def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: Ru
     assert document["peak_rss_bytes"] > document["pool_bytes"]
 
 
+def test_figures_at_a_depth_leave_out_the_tokens_before(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--depth", 100, "--pools", "200M", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["depth"] == pytest.approx(100, rel=0.1)
+    assert [prompt["n_tokens"] for prompt in document["prompts"]] == pytest.approx([8, 40], rel=0.3)
+    assert document["decoding"]["n_tokens"] == 12
+    shown = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--depth", 100, "--pools", "200M")
+    assert f"{document['depth']} tokens of context before" in shown.stdout
+    full = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--depth", 250, "--pools", "200M")
+    assert full.returncode == 1
+    assert "context" in full.stderr
+
+
 def test_pools_that_hold_every_expert_are_hit(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--pools", "200M")
     assert done.returncode == 0, done.stderr
@@ -102,6 +116,7 @@ def test_decoding_follows_from_the_counters() -> None:
     [
         (["--prompts", "0"], "--prompts is 0; it must be at least 1"),
         (["-n", "0"], "-n is 0; it must be at least 1"),
+        (["--depth", "-1"], "--depth is -1; it must be at least 0"),
         (["--reps", "0"], "--reps is 0; it must be at least 1"),
     ],
 )
