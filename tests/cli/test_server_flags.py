@@ -88,11 +88,12 @@ def test_an_unknown_option_names_the_nearest() -> None:
 
 def test_defaults_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = known()
-    for flag in ("--ctx-size", "--cache-ram", "--metrics"):
+    for flag in ("--ctx-size", "--cache-ram", "--metrics", "--cors-origins"):
         monkeypatch.delenv(str(flags[flag].variable), raising=False)
     defaults = serve.server_arguments({}, None, [])
-    assert defaults == ["--ctx-size", "8192", "--cache-ram", "0", "--metrics"]
-    given = ["-c", "1024", "-cram", "64", "--metrics"]
+    origins = ["--cors-origins", "localhost"]
+    assert defaults == ["--ctx-size", "8192", "--cache-ram", "0", "--metrics", *origins]
+    given = ["-c", "1024", "-cram", "64", "--metrics", *origins]
     assert serve.server_arguments({}, None, given) == given
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "2048")
     assert "--ctx-size" not in serve.server_arguments({}, None, [])
@@ -100,7 +101,8 @@ def test_defaults_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_batch_is_that_of_llama_server() -> None:
     def batch_of(n_batch: int | None) -> list[str]:
-        return serve.server_arguments({}, n_batch, ["-c", "9", "-cram", "0", "--metrics"])[:-5]
+        given = ["-c", "9", "-cram", "0", "--metrics", "--cors-origins", "*"]
+        return serve.server_arguments({}, n_batch, given)[: -len(given)]
 
     assert batch_of(None) == []
     assert batch_of(512) == ["--batch-size", "2048", "--ubatch-size", "512"]
