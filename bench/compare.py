@@ -30,7 +30,6 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
-from pyhobbit.native.paths import LIB_DIR
 
 _ON_DEVICE: dict[str, Any] = {"limits": (0.2, 0.3, 0.5)}
 _ON_MODELLED: dict[str, Any] = {"limits": (0.25,), "reps": 1, "n_warm_up": 64}
@@ -99,7 +98,7 @@ def target_of(args: argparse.Namespace) -> Host:
     if args.device is None:
         return Host()
     target = Device(args.device, args.rpc)
-    target.describe(LIB_DIR)  # before a model is made
+    target.describe(None)  # before a model is made
     return target
 
 

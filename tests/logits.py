@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.newer_llama import know_newer_fields
+from bench.harness.worker import know_newer_fields
 from pyhobbit.engine.beams import Fork, assign, search
 from pyhobbit.settings.overrides import kv_overrides
 

@@ -6,7 +6,6 @@ It has all other weights and the KV cache, and host memory has all experts.
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
@@ -24,7 +23,6 @@ from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import expert_bytes, model_parts
-from pyhobbit.native.paths import LIB_DIR
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import Setting, format_size
@@ -77,14 +75,13 @@ class Device(Host):
     name: str
     rpc: str | None = None
 
-    def describe(self, lib_dir: Path) -> Record:
-        """Output of bench.harness.ggml_device, in a process of its own. Raises HobbitError."""
-        command = [sys.executable, "-m", "bench.harness.ggml_device", str(lib_dir.resolve()), self.name]
-        command += ["--rpc", self.rpc] if self.rpc else []
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        if done.returncode:
-            raise HobbitError(runner.reason(done))
-        return json.loads(done.stdout)
+    def describe(self, lib_dir: Path | None) -> Record:
+        """Name, description and memory, by the libraries of lib_dir; None: ours. Raises HobbitError."""
+        job = Job("", None if lib_dir is None else str(lib_dir.resolve()), "", device=self.name, rpc=self.rpc)
+        found = runner.result(runner.start(job, None))
+        if "error" in found:
+            raise HobbitError(found["error"])
+        return found
 
     def head(self, config: BenchConfig) -> Record:
         experts = experts_of(config.model)
@@ -98,7 +95,7 @@ class Device(Host):
     def _own_head(self, config: BenchConfig) -> Record:
         if any(arm.build == "stock" for arm in config.arms):
             self.describe(config.stock)
-        return {"device": self.describe(LIB_DIR)}
+        return {"device": self.describe(None)}
 
     def limit_bytes(self, config: BenchConfig, share: float) -> int:
         return experts_of(config.model).budget(share)

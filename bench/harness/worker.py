@@ -19,23 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.ggml_device import GgmlDevice, tell
-from bench.harness.newer_llama import know_newer_fields
 from bench.harness.replay import Replay
 from bench.harness.system import bytes_from_disk
 from bench.harness.trace import random_tokens
 from pyhobbit.engine.stats import peak_rss_bytes
 from pyhobbit.errors import HobbitError
+from pyhobbit.native.devices import experts_on_cpu
+from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.settings.config import Setting
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 _STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
 @dataclass(frozen=True)
 class Job:
-    """One arm's process.
+    """One arm's process. model: "" describes the device.
 
     lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
@@ -85,6 +86,72 @@ class Libraries:
 
         self.llama, self.native, self.folder = llama_cpp.llama_cpp, None, Path(lib_dir)
         know_newer_fields(self.llama, self.folder)
+
+
+def know_newer_fields(llama: Any, lib_dir: Path) -> None:
+    """Adds the field of llama_context_params that llama-cpp-python 0.3.36 does not know: moe_cache_size.
+
+    llama: the module llama_cpp.llama_cpp with the libraries of lib_dir. Others than b11549 lack the field.
+    """
+    ggml = ctypes.CDLL(str(lib_dir / "libggml-base.so"))
+    if not hasattr(ggml, "ggml_backend_sched_set_copy_callback"):
+        return
+    fields = list(llama.llama_context_params._fields_)
+    after = [name for name, _ in fields].index("type_v") + 1
+    fields.insert(after, ("moe_cache_size", ctypes.c_size_t))
+    newer = type("llama_context_params", (ctypes.Structure,), {"_fields_": fields})
+    llama.llama_context_default_params.restype = newer
+    llama.llama_init_from_model.argtypes = [llama.llama_model_p_ctypes, newer]
+
+
+class GgmlDevice:
+    """Holds nothing but the process's own libraries."""
+
+    def __init__(self, lib_dir: Path, name: str, rpc: str | None = None) -> None:
+        """rpc: server whose devices are added first, HOST:PORT. Raises HobbitError."""
+        if rpc is not None:
+            add_rpc_servers(rpc, lib_dir)
+        self._libraries = [ctypes.CDLL(str(lib_dir / f"lib{part}.so")) for part in ("ggml", "ggml-base")]
+        n_devices = self._function("ggml_backend_dev_count", _SIZE, library=0)()
+        device_at = self._function("ggml_backend_dev_get", _POINTER, _SIZE, library=0)
+        devices = [device_at(i) for i in range(n_devices)]
+        names = [self._text("name", device) for device in devices]
+        if name not in names:
+            there_are = ", ".join(names)
+            raise HobbitError(f"llama.cpp in {lib_dir} has no device '{name}': choose one of {there_are}")
+        self.pointer: int = devices[names.index(name)]
+        buffer_type = self._function("ggml_backend_dev_buffer_type", _POINTER, _POINTER)(self.pointer)
+        if self._function("ggml_backend_buft_is_host", ctypes.c_bool, _POINTER)(buffer_type):
+            raise HobbitError(f"the device '{name}' computes in host memory; name one with memory of its own")
+
+    def _function(self, name: str, result: Any, *arguments: Any, library: int = 1) -> Any:
+        function = self._libraries[library][name]  # an object of our own, unlike an attribute of the library
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    def _text(self, what: str, device: int) -> str:
+        return self._function(f"ggml_backend_dev_{what}", ctypes.c_char_p, _POINTER)(device).decode()
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free, and in all, as far as the device says."""
+        free, total = _SIZE(), _SIZE()
+        self._function("ggml_backend_dev_memory", None, _POINTER, _POINTER, _POINTER)(
+            self.pointer, ctypes.byref(free), ctypes.byref(total)
+        )
+        return free.value, total.value
+
+    def only(self) -> "ctypes.Array[Any]":
+        """The array for params.devices of a model; must live as long as the params."""
+        return (_POINTER * 2)(self.pointer)  # NULL ends it
+
+    def experts_on_cpu(self, n_layers: int) -> "ctypes.Array[Any]":
+        """The array for params.tensor_buft_overrides, as by --n-cpu-moe; must live as long as the model."""
+        return experts_on_cpu(n_layers, self._function("ggml_backend_cpu_buffer_type", _POINTER)())
+
+    def describe(self) -> dict[str, Any]:
+        """The device as the first line of a run tells it."""
+        what = {name: self._text(name, self.pointer) for name in ("name", "description")}
+        return {**what, "total_bytes": self.memory()[1]}
 
 
 class Session:
@@ -215,6 +282,9 @@ def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
 
 def measure(job: Job) -> dict[str, Any]:
     """Loads the model and measures: figures as bench/README.md explains them. Raises HobbitError."""
+    if not job.model:
+        assert job.device is not None
+        return GgmlDevice(Libraries(job.lib_dir).folder, job.device, job.rpc).describe()
     with np.load(job.routing) as arrays:
         routing = {name: arrays[name] for name in arrays.files}
     longest = max(job.prompts)
@@ -297,7 +367,13 @@ def serve(measure: Callable[[Job], Mapping[str, Any]]) -> int:
     """The main() of a measuring process; returns the exit status: 1 where the arm cannot be measured."""
     job = Job(**json.load(sys.stdin))
     os.chdir(Path(job.model).parent)  # settings carry short paths only
-    return tell(lambda: measure(job))
+    try:
+        found = measure(job)
+    except HobbitError as e:
+        print(f"bench: {e}", file=sys.stderr)
+        return 1
+    json.dump(found, sys.stdout)
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ tests that need those for one and two rows in two types.
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,9 @@ import numpy as np
 import pytest
 from exactness import CASES, SHORT_PLANS, assert_same_bits, nmse
 from logits import ROOT, Override, Result
+
+from bench.harness.devices import Device
+from pyhobbit.errors import HobbitError
 
 MAX_NMSE = 5e-4
 """The normalised mean square error that llama.cpp's test-backend-ops accepts of MUL_MAT_ID."""
@@ -77,9 +78,11 @@ class Gpu:
             return f"there is no build for {self.device}: run make {self.target}"
         if self.stands_in:
             return ""
-        command = [sys.executable, "-m", "bench.harness.ggml_device", self.lib_dir, self.device]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        return done.stderr.splitlines()[-1] if done.returncode else ""
+        try:
+            Device(self.device).describe(self.lib_dir)
+        except HobbitError as e:
+            return str(e)
+        return ""
 
     def run(
         self,
