@@ -75,8 +75,8 @@ def calibrated(source: Path, folder: Path, **found: Any) -> Path:
     model.symlink_to(source)
     with Engine(model, EngineConfig(CacheConfig(pools=6 << 20), n_ctx=256)) as engine:
         low_bytes = engine.info().tier_bytes_low
-    given = (source.stat().st_size, low_bytes, {"t1": 1.0, "t2": 1.0}, 0.3, "lru", (1.0, 0.0, 0.0, 0.0))
-    Calibration(*given, expert_uses=USES, **found).write(model)
+    given = {"low_share": 0.3, "policy": "lru", "weights": (1.0, 0.0, 0.0, 0.0), "expert_uses": USES}
+    Calibration(source.stat().st_size, low_bytes, **given, **found).write(model)
     return model
 
 

@@ -130,11 +130,12 @@ def test_each_rule_of_a_calibration_has_an_arm(tmp_path: Path) -> None:
     assert calibrated(model) == {}
     size, low_bytes = model.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
     costs = Costs((0.5,) * 48, (math.inf,) * 48)
-    Calibration(size, low_bytes, 0.5, 0.8, rule="price", price=0.1, costs=costs).write(model)
+    numbers = {"t1": 0.5, "t2": 0.8, "price": 0.1}
+    Calibration(size, low_bytes, numbers, rule="price", costs=costs).write(model)
     by_rule = {"calibrated, gate (Eq. 2)": {"rule": "gate"}, "calibrated, price": {"rule": "price"}}
     assert calibrated(model) == by_rule
     assert (resolved(model, {"hobbit.rule": "gate"}, "t2"), resolved(model, {}, "price")) == (0.8, 0.1)
-    Calibration(size, low_bytes, rule="edgemoe", price=0.1, costs=costs).write(model)  # fitted alone
+    Calibration(size, low_bytes, {"price": 0.1}, rule="edgemoe", costs=costs).write(model)  # fitted alone
     assert list(calibrated(model)) == ["calibrated, static widths (EdgeMoE)"]
 
 

@@ -164,7 +164,7 @@ def calibrated(tiny_gguf: Path, tmp_path: Path) -> Path:
     path = tmp_path / "m.gguf"
     shutil.copyfile(tiny_gguf, path)
     size, low_bytes = path.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
-    Calibration(size, low_bytes, 0.5, 0.8, 0.25, "hobbit", (0.1, 0.2, 0.3, 0.4)).write(path)
+    Calibration(size, low_bytes, {"t1": 0.5, "t2": 0.8}, 0.25, "hobbit", (0.1, 0.2, 0.3, 0.4)).write(path)
     return path
 
 
@@ -175,8 +175,8 @@ def priced(tiny_gguf: Path, tmp_path: Path) -> Path:
     shutil.copyfile(tiny_gguf, path)
     size, low_bytes = path.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
     costs = Costs((0.5,) * 48, (math.inf,) * 48)
-    numbers = (1.0, 1.0, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
-    Calibration(size, low_bytes, *numbers, rule="price", price=0.125, costs=costs).write(path)
+    numbers = ({"price": 0.125}, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
+    Calibration(size, low_bytes, *numbers, rule="price", costs=costs).write(path)
     return path
 
 
@@ -203,8 +203,8 @@ def test_a_calibration_stands_behind_flags(calibrated: Path, capsys: pytest.Capt
 def test_static_widths_bring_their_price(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size, low_bytes = calibrated.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
     costs = Costs((0.5,) * 48, (math.inf,) * 48)
-    numbers = (1.0, 1.0, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
-    Calibration(size, low_bytes, *numbers, rule="edgemoe", price=0.125, costs=costs).write(calibrated)
+    numbers = ({"price": 0.125}, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
+    Calibration(size, low_bytes, *numbers, rule="edgemoe", costs=costs).write(calibrated)
     rows = _config(capsys, calibrated)
     assert (rows["rule"], rows["price"]) == (("edgemoe", "calibration"), (0.125, "calibration"))
     assert rows["t1"] == (1.0, "default")

@@ -66,7 +66,7 @@ def test_a_start_finds_on_the_device_what_a_calibration_used(
     n_all, weights = on_cpu.info["n_layers"] * on_cpu.info["n_experts"], (1.0, 0.0, 0.0, 0.0)
     uses, size = (1,) * n_all, tiny_gguf.stat().st_size
     low_bytes = int(on_cpu.info["tier_bytes_low"])
-    Calibration(size, low_bytes, 1.0, 1.0, 0.0, "lru", weights, expert_uses=uses).write(model)
+    Calibration(size, low_bytes, {}, 0.0, "lru", weights, expert_uses=uses).write(model)
     result = on_rpc.run(model, rpc, {"hobbit.pools": 64 << 20})
     assert result.stats["misses_high"] == 0  # though the first token came at once
     assert result.stats["bytes_transferred"] > 0

@@ -21,7 +21,7 @@ IS_LOW = np.tile([True, False, True, True, False, False, True, False], N_LAYERS)
 def test_edgemoe_gives_each_expert_one_width_and_learns_paths(tmp_path: Path) -> None:
     low = tuple(np.where(IS_LOW, 1e-9, 1.0).tolist())
     costs = Costs(low, (float("inf"),) * len(low))
-    found: dict[str, Any] = {"rule": "edgemoe", "price": 1e-3, "costs": costs}
+    found: dict[str, Any] = {"rule": "edgemoe", "numbers": {"price": 1e-3}, "costs": costs}
     model = calibrated(models.tiny_tiers("f16", "q4_0"), tmp_path, **found)
     run = PaperRun(model, tmp_path / "t.csv", "4M", **settings_of("edgemoe", ALONE), **ALONE, strict=True)
     routes = run.trace.routes[run.trace.routes["counted"] != 0]
