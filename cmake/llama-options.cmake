@@ -115,15 +115,13 @@ set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 # A file NAME-kernel.cpp defines the kernel NAME_kernel. To be called when ggml-cpu is there.
 function(hobbit_add_cpu_files)
     set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
-    set(folders ${root}/llama_ext/cpu ${root}/patches/ggml-cpu)
     file(GLOB kernels CONFIGURE_DEPENDS ${root}/llama_ext/cpu/*-kernel.cpp)
     list(TRANSFORM kernels REPLACE ".*/(.*)-kernel.cpp" "KERNEL(\\1_kernel)" OUTPUT_VARIABLE names)
     string(REPLACE ";" " " names "${names}")
     hobbit_cpu_libraries(libraries)
     foreach(library IN LISTS libraries)
-        target_sources(${library} PRIVATE ${kernels} ${root}/llama_ext/cpu/plain-rows.cpp
-            ${root}/patches/ggml-cpu/repacked-row.cpp ${root}/patches/ggml-cpu/repacked-rows.cpp)
-        target_include_directories(${library} PRIVATE ${folders})
+        target_sources(${library} PRIVATE ${kernels} ${root}/llama_ext/cpu/plain-rows.cpp)
+        target_include_directories(${library} PRIVATE ${root}/llama_ext/cpu)
         set_source_files_properties(${root}/llama_ext/cpu/plain-rows.cpp TARGET_DIRECTORY ${library}
             PROPERTIES COMPILE_DEFINITIONS "PLAIN_KERNELS=${names}")
         if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # the team sleeps by futex

@@ -2,7 +2,9 @@
 #include "plain-rows.h"
 
 #include "ggml-backend-impl.h"
+#include "ggml-cpp.h"
 #include "ggml-cpu-impl.h"
+#include "repack.h"
 #include "traits.h"
 
 #include <algorithm>
@@ -18,12 +20,18 @@ static const plain_kernel * const kernels[] = { PLAIN_KERNELS };
 
 namespace {
 
-// The kernel for such weights, or null.
-const plain_kernel * kernel_of(const ggml_tensor & w) {
+// The kernel for such weights, with the bits of repacked rows or of one, or null.
+const plain_kernel * kernel_of(const ggml_tensor & w, bool is_repacked) {
     const auto found = std::find_if(std::begin(kernels), std::end(kernels), [&](const plain_kernel * kernel) {
-        return kernel->type == w.type && (kernel->dot || kernel->multiply) && w.ne[0] <= kernel->most_columns;
+        const bool has = is_repacked ? kernel->repacked != nullptr : kernel->dot || kernel->multiply;
+        return kernel->type == w.type && has && w.ne[0] <= kernel->most_columns;
     });
     return found == std::end(kernels) ? nullptr : *found;
+}
+
+// Returns true if llama.cpp would repack them.
+bool is_repacked(const ggml_tensor & w) {
+    return w.buffer && ggml_backend_buffer_get_type(w.buffer) == ggml_backend_cpu_plain_rows_buffer_type();
 }
 
 // The row i1 of a matrix; all matrices of a tensor are counted.
@@ -38,15 +46,22 @@ class products {
 
     size_t work_size() const { return numbers_size_ + row_size_ * ggml_nrows(&x_); }
 
-    // Converts this thread's part of each row to the type that the weights are multiplied by.
+    // Converts this thread's part of each row, or its fours of rows, to the type that the weights are multiplied by.
     void convert() const {
+        const auto    four       = type_ == GGML_TYPE_Q8_K ? ggml_quantize_mat_q8_K_4x8 : ggml_quantize_mat_q8_0_4x8;
         const auto    from_float = ggml_get_type_traits_cpu(type_)->from_float;
         const int64_t n_blocks   = x_.ne[0] / ggml_blck_size(type_);
         const int64_t begin      = params_.ith * n_blocks / params_.nth;
         const int64_t end        = (params_.ith + 1) * n_blocks / params_.nth;
         for (int64_t i = 0; i < ggml_nrows(&x_); i++) {
-            const auto * from = (const float *) row_of(x_, i % x_.ne[1], i / x_.ne[1]) + begin * ggml_blck_size(type_);
-            from_float(from, converted_row(i) + begin * ggml_type_size(type_), (end - begin) * ggml_blck_size(type_));
+            const int64_t row  = i % x_.ne[1];
+            const auto *  from = (const float *) row_of(x_, row, i / x_.ne[1]);
+            if (row >= n_in_fours_) {
+                from_float(from + begin * ggml_blck_size(type_), converted_row(i) + begin * ggml_type_size(type_),
+                           (end - begin) * ggml_blck_size(type_));
+            } else if (row % 4 == 0 && row / 4 % params_.nth == params_.ith) {
+                four(from, converted_row(i), x_.ne[0]);
+            }
         }
     }
 
@@ -73,9 +88,9 @@ class products {
 
     // Computes this thread's chunks. REQUIRES: all threads have converted, and one has sorted.
     void multiply() const {
-        const int64_t n_rows = x_.ne[1] * (x_.ne[2] / w_.ne[2]); // each matrix has so many, without experts
-        int64_t       chunk  = params_.ith;                      // beyond all if the computation is aborted
-        int64_t       before = 0;                                // chunks of the matrices before
+        const int64_t n_rows = ggml_nrows(&x_) / n_matrices_; // each matrix has so many, without experts
+        int64_t       chunk  = params_.ith;                   // beyond all if the computation is aborted
+        int64_t       before = 0;                             // chunks of the matrices before
         for (int64_t matrix = 0; matrix < n_matrices_; matrix++) {
             const int64_t first      = ids_ ? numbers_[matrix] : n_rows * matrix;
             const int64_t n          = ids_ ? numbers_[matrix + 1] - first : n_rows;
@@ -103,19 +118,22 @@ class products {
     }
 
     void multiply_chunk(int64_t matrix, int64_t x, int64_t nc, int64_t y, int64_t n) const {
-        const int64_t stack = ids_ ? 0 : matrix / w_.ne[2] / (x_.ne[3] / w_.ne[3]);
+        const int64_t stack = ids_ || is_repacked_ ? 0 : matrix / w_.ne[2] / (x_.ne[3] / w_.ne[3]);
         const char *  vx    = row_of(w_, x, matrix % w_.ne[2] + stack * w_.ne[2]);
         const void *  vy[PLAIN_ROWS];
         float *       s[PLAIN_ROWS];
-        for (; n > 0; n -= PLAIN_ROWS, y += PLAIN_ROWS) {
-            const int nr = int(std::min<int64_t>(PLAIN_ROWS, n));
+        for (int nr; n > 0; n -= nr, y += nr) {
+            const int64_t in_fours = ids_ ? 0 : n_in_fours_ - y % x_.ne[1];
+            nr                     = int(std::min({ int64_t(PLAIN_ROWS), n, in_fours > 0 ? in_fours : n }));
             for (int i = 0; i < nr; i++) {
                 const int64_t row   = ids_ ? numbers_[n_matrices_ + 1 + y + i] : y + i;
                 const int64_t token = row / op_.ne[1];
-                vy[i]               = converted_row(row % op_.ne[1] % x_.ne[1] + token * x_.ne[1]);
-                s[i]                = (float *) row_of(op_, row % op_.ne[1], token) + x;
+                vy[i] = converted_row(row % op_.ne[1] % x_.ne[1] + token * x_.ne[1] - (in_fours > 0 ? i % 4 : 0));
+                s[i]  = (float *) row_of(op_, row % op_.ne[1], token) + x;
             }
-            if (kernel_ && kernel_->multiply && nr > 1) {
+            if (is_repacked_) {
+                (in_fours > 0 ? kernel_->repacked_by_fours : kernel_->repacked)(w_.ne[0], s, vx, w_.nb[1], vy, nr, nc);
+            } else if (kernel_ && kernel_->multiply && nr > 1) {
                 kernel_->multiply(w_.ne[0], s, vx, w_.nb[1], vy, nr, nc);
             } else {
                 multiply_each(s, vx, vy, nr, nc);
@@ -142,20 +160,37 @@ class products {
 
     const ggml_tensor &         op_;
     const ggml_compute_params & params_;
-    const ggml_tensor &         w_          = *op_.src[0];
-    const ggml_tensor &         x_          = *op_.src[1];
-    const ggml_tensor * const   ids_        = op_.op == GGML_OP_MUL_MAT_ID ? op_.src[2] : nullptr;
-    const int64_t               n_matrices_ = w_.ne[2] * x_.ne[3];
-    const plain_kernel * const  kernel_     = kernel_of(w_);
-    const ggml_type             type_       = ggml_get_type_traits_cpu(w_.type)->vec_dot_type;
-    const size_t                row_size_   = ggml_row_size(type_, x_.ne[0]);
+    const ggml_tensor &         w_           = *op_.src[0];
+    const ggml_tensor &         x_           = *op_.src[1];
+    const ggml_tensor * const   ids_         = op_.op == GGML_OP_MUL_MAT_ID ? op_.src[2] : nullptr;
+    const bool                  is_repacked_ = is_repacked(w_);
+    const int64_t               n_matrices_  = (is_repacked_ && !ids_ ? x_.ne[2] : w_.ne[2]) * x_.ne[3];
+    const int64_t               n_in_fours_  = is_repacked_ && !ids_ ? x_.ne[1] / 4 * 4 : 0; // rows of a matrix
+    const plain_kernel * const  kernel_      = kernel_of(w_, is_repacked_);
+    const ggml_type             type_        = ggml_get_type_traits_cpu(w_.type)->vec_dot_type;
+    const size_t                row_size_    = ggml_row_size(type_, x_.ne[0]);
     const size_t    numbers_size_ = ids_ ? GGML_PAD((n_matrices_ + 1 + ggml_nelements(ids_)) * sizeof(int32_t), 64) : 0;
     int32_t * const numbers_      = (int32_t *) params_.wdata; // where each expert's rows begin, then rows
 };
 
 class plain_rows : public ggml::cpu::extra_buffer_type, public ggml::cpu::tensor_traits {
-    // No: so llama.cpp puts no weights in such a buffer.
-    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
+    // Takes weights that llama.cpp would repack.
+    bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) override {
+#ifdef GGML_USE_CPU_REPACK
+        static const ggml_backend_buffer_type_t repacked = ggml_backend_cpu_repack_buffer_type();
+        static const ggml_backend_buffer_ptr    buffer(ggml_backend_buft_alloc_buffer(repacked, 0));
+        if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) || !kernel_of(*op->src[0], true)) {
+            return false;
+        }
+        ggml_tensor w    = *op->src[0];
+        ggml_tensor copy = *op;
+        w.buffer         = buffer.get();
+        copy.src[0]      = &w;
+        return static_cast<ggml::cpu::extra_buffer_type *>(repacked->context)->supports_op(device, &copy);
+#else
+        return false;
+#endif
+    }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         const bool has_ids = op->op == GGML_OP_MUL_MAT_ID;
@@ -163,8 +198,11 @@ class plain_rows : public ggml::cpu::extra_buffer_type, public ggml::cpu::tensor
             ggml_get_op_params_i32(op, 1) == GGML_HINT_SRC0_IS_HADAMARD) {
             return nullptr;
         }
-        const ggml_tensor &  w       = *op->src[0];
-        const plain_kernel * kernel  = kernel_of(w);
+        const ggml_tensor & w = *op->src[0];
+        if (is_repacked(w)) {
+            return this;
+        }
+        const plain_kernel * kernel  = kernel_of(w, false);
         const int64_t        n_rows  = op->src[has_ids ? 2 : 1]->ne[1];
         const bool           is_ours = kernel ? has_ids || n_rows == 1 || n_rows >= kernel->least_rows
                                               : n_rows == 1 && !ggml_is_numa(); // there, threads have rows of their own

@@ -47,6 +47,7 @@ ggml_backend_buffer_type_t slot_memory::choose_packed() {
         }
         packed_parts_[id] |= known->second ? part_set(part) : part_set();
     });
+    repacks_ = chosen && !ggml_backend_buft_is_host(chosen);
     return chosen;
 }
 

@@ -59,7 +59,7 @@ class slot_memory {
   private:
     // Two views of the same memory, which begins at a multiple of file_reader::alignment.
     struct memory_bank {
-        ggml_backend_buffer_ptr packed; // for repacked weights; null: there are none
+        ggml_backend_buffer_ptr packed; // for weights of another buffer type; null: there are none
         ggml_backend_buffer_ptr buffer; // freed first: it may be a view of `packed`
         char *                  base = nullptr;
     };
@@ -69,7 +69,7 @@ class slot_memory {
     bool is_packed(expert_id id, part_id part) const { return packed_parts_[id].has(part); }
 
     // Returns true if the loader writes the matrix by ggml's functions instead of reading into the slot.
-    bool is_set(expert_id id, part_id part) const { return !layout_.in_host() || is_packed(id, part); }
+    bool is_set(expert_id id, part_id part) const { return !layout_.in_host() || (is_packed(id, part) && repacks_); }
 
     char *                     address(uint32_t slot, layer_id layer, part_id part) const;
     ggml_backend_buffer_type_t choose_packed();
@@ -77,10 +77,11 @@ class slot_memory {
     void                       commit_pages();
     void                       free();
 
-    const expert_index *   index_  = nullptr;
-    tier_id                tier_   = tier_id::high;
-    ggml_backend_dev_t     device_ = nullptr;
-    bool                   pack_   = false;
+    const expert_index *   index_   = nullptr;
+    tier_id                tier_    = tier_id::high;
+    ggml_backend_dev_t     device_  = nullptr;
+    bool                   pack_    = false;
+    bool                   repacks_ = false; // packed parts have another layout than in the file
     slot_layout            layout_;
     expert_table<part_set> packed_parts_;
 

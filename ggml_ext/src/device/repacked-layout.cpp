@@ -45,7 +45,7 @@ static ggml_backend_buffer_type_t * extra_types(ggml_backend_dev_t device) {
     return get_extra ? get_extra(device) : &none;
 }
 
-bool has_buffer_type(ggml_backend_dev_t device, const char * name) {
+ggml_backend_buffer_type_t extra_type(ggml_backend_dev_t device, const char * name) {
     ggml_backend_buffer_type_t * type = extra_types(device);
     for (; *type && std::strcmp(ggml_backend_buft_name(*type), name) != 0; type++) {
     }

@@ -9,16 +9,16 @@
 
 namespace hobbit {
 
-// A device may multiply weights faster in a layout of its own ("repacked" weights: ggml's extra buffer types). Such a
-// layout has the size of the file's and keeps row groups in their order, so a matrix can be converted in pieces.
+// A device may multiply weights faster in a buffer type of its own (ggml's extra buffer types). Its layout is the
+// file's in host memory, and else another one ("repacked" weights), which has the size of the file's and keeps row
+// groups in their order, so that a matrix can be converted in pieces.
 //
 // Thread-safety: all functions may be called from any thread.
 
-// Returns true if ggml may put weights into a buffer type of this name, or asks it for products.
-bool has_buffer_type(ggml_backend_dev_t device, const char * name);
+// The extra buffer type of this name; null: the device has none.
+ggml_backend_buffer_type_t extra_type(ggml_backend_dev_t device, const char * name);
 
-// The buffer type whose layout llama.cpp would choose for experts of this type and shape on `device`; null: the file's
-// layout.
+// The buffer type that llama.cpp would choose for experts of this type and shape on `device`; null: the device's own.
 ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type type, const matrix_shape & shape,
                                          uint32_t n_experts);
 

@@ -89,7 +89,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
     std::vector<ggml_backend_dev_t> named;
     HOBBIT_TRY(opened->check_numbers(opened->settings_.thresholds()));
     HOBBIT_TRY(find_compute_devices(opened->settings_.device(), named));
-    if (!has_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), "CPU_PLAIN_ROWS")) {
+    if (!extra_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), "CPU_PLAIN_ROWS")) {
         return status::error("the CPU backend that was loaded is another llama.cpp's: remove it from the library path");
     }
     HOBBIT_TRY(opened->open_files());

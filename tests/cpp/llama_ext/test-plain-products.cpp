@@ -128,14 +128,9 @@ static bool has_kernel(ggml_type type) {
 
 static constexpr int N_THREADS[] = { 1, 2, 4 };
 
-TEST_CASE("the CPU has our buffer type, and no weights are put in it") {
-    CHECK(hobbit::has_buffer_type(cpu_device(), "CPU_PLAIN_ROWS"));
-    CHECK_FALSE(hobbit::has_buffer_type(cpu_device(), "CPU_OTHER_ROWS"));
-    const hobbit::matrix_shape shape = { 256, 16 };
-    for (const ggml_type type : types()) {
-        const ggml_backend_buffer_type_t layout = hobbit::packed_layout(cpu_device(), type, shape, 4);
-        CHECK((!layout || ggml_backend_buft_name(layout) != std::string("CPU_PLAIN_ROWS")));
-    }
+TEST_CASE("the CPU has our buffer type") {
+    CHECK(hobbit::extra_type(cpu_device(), "CPU_PLAIN_ROWS"));
+    CHECK_FALSE(hobbit::extra_type(cpu_device(), "CPU_OTHER_ROWS"));
 }
 
 TEST_CASE("one row of activations and weights of each type") {

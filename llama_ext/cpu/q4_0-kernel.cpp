@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+#include "row-lanes.h"
+
+#ifdef HAS_ROW_LANES
+
+namespace {
+
+using weights = weights_32<block_q4_0, 8, 15>;
+
+inline void unpack(weights & w, const row_lanes & rows, int64_t b, int64_t n_blocks) {
+    w.d = halves(scales_of(w, rows, b, n_blocks));
+}
+
+inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int) {
+    unpack_nibbles(*to, rows, offset + offsetof(block_q4_0, qs), [](int_lanes nibbles) { return nibbles; });
+}
+
+} // namespace
+
+extern const plain_kernel q4_0_kernel = repacked_32<weights>(GGML_TYPE_Q4_0);
+
+#else
+extern const plain_kernel q4_0_kernel = { GGML_TYPE_Q4_0, nullptr, nullptr, 0, 0, nullptr, nullptr };
+#endif
