@@ -43,7 +43,9 @@ def decode(run: Run, share: float | None, n_tokens: int, settings: Mapping[str, 
     trained = run.file.key("context_length", 4096)  # a small context leaves less to warm up
     n_before = max(_PROMPT, min(_PROMPT + _WARM_UP, trained - n_tokens - 1))
     config = replace(run.engine(share, **settings), n_ctx=n_before + n_tokens + 1)
-    with Session(run.model, config.cache.settings(), one_sequence(config)) as session:
+    # prefetch that an arm asks for is on all the time
+    cache = config.cache.settings() | {"hobbit.prefetch_trials": "prefetch" not in settings}
+    with Session(run.model, cache, one_sequence(config)) as session:
         tokens = session.model.tokenize(run.text)[: n_before + n_tokens + 1]
         if len(tokens) <= n_before + n_tokens:
             raise HobbitError(f"the text has fewer than {n_before + n_tokens} tokens; give a longer one")

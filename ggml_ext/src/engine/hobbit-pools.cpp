@@ -170,6 +170,7 @@ void hobbit_model::start() {
         }
         prefetcher_ = std::make_unique<prefetcher>(index_, ahead, n_ahead, registered_rule::make(predicted),
                                                    run_->thresholds, run_->batch, stats_);
+        prefetcher_->set_trials(settings_.flag("hobbit.prefetch_trials"));
     }
     for (const auto & engine : engines_) {
         engine->start(prefetcher_.get(), *run_);

@@ -122,6 +122,8 @@ const std::vector<hobbit_setting_spec> & core_rows() {
           "The weight of FLD." },
         { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
           "Load experts this many layers in advance, 0 to 4." },
+        { "hobbit.prefetch_trials", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
+          "Pause prefetch while measured time says that it does not pay." },
         { "hobbit.predictor", "predictor", CHOICE, 0, 0, "router", NONE, joined<registered_predictor>(), NONE, false,
           false, NONE, help<registered_predictor>("Predicts the experts to load in advance:") },
         { "hobbit.prefetch_bar", "prefetch_bar", NUMBER, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,

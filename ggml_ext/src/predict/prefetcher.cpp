@@ -86,7 +86,7 @@ void prefetcher::end_pass() {
         governor_.end_pass(pass_);
     }
     stats_.prefetch_pauses = governor_.n_pauses();
-    stats_.prefetch_active = !declined_ && governor_.is_on();
+    stats_.prefetch_active = !declined_ && n_ahead_ > 0 && (!has_trials_ || governor_.is_on());
     in_pass_               = false;
 }
 

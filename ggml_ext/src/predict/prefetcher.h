@@ -49,6 +49,9 @@ class prefetcher {
                std::unique_ptr<precision_rule> rule, const sequence_thresholds & thresholds, const batch_info & batch,
                stats & stats, clock now = std::chrono::steady_clock::now);
 
+    // False: it neither pauses nor rests.
+    void set_trials(bool are_on) { has_trials_ = are_on; }
+
     // The layer's router has chosen; nothing is decided or loaded for the layer yet.
     void on_routing(const layer_routing & routing);
 
@@ -81,7 +84,8 @@ class prefetcher {
     static constexpr uint32_t quiet_passes = 2; // passes without a miss or a prefetch before it rests
 
     void     decline(const std::string & why);
-    bool     is_on() const { return !declined_ && (is_prompt_ || (governor_.active() && n_quiet_ < quiet_passes)); }
+    bool     is_on() const { return !declined_ && (is_prompt_ || !has_trials_ || is_worth_it()); }
+    bool     is_worth_it() const { return governor_.active() && n_quiet_ < quiet_passes; }
     uint32_t n_ahead_of(layer_id running) const;
     uint64_t n_missed() const { return stats_.misses[tier_id::high] + stats_.misses[tier_id::low]; }
     void     begin_pass(const layer_routing & routing);
@@ -108,6 +112,7 @@ class prefetcher {
 
     const clock       now_;
     prefetch_governor governor_; // while tokens are generated; a prompt uses nearly all that is predicted
+    bool              has_trials_ = true;
 
     // the current pass
     bool                                  in_pass_   = false;
