@@ -23,7 +23,7 @@ THEIRS: Mapping[str, str] = {
     "HOBBIT Fig. 3b": "10 % skipped cost more than 1 % perplexity",
     "HOBBIT Fig. 5a": "r 0.99",
     "HOBBIT Fig. 7b": "the best expert: 96, 90 and 90 % for 1, 2 and 3 layers ahead",
-    "HOBBIT Fig. 11b": "a miss of a high version costs more than one of a low version",
+    "HOBBIT Fig. 11b": "LHU's penalty 15 % below LFU's",
     "HOBBIT Fig. 16": "1.19 to 1.57 times by Eq. 2",
     "HOBBIT Fig. 17b": "1.01 times all high (Mixtral), 1.05 mixed; prefill 10 % sooner",
     "HOBBIT Fig. 18a": "penalty 4.7 to 8.7 % below LRU's",

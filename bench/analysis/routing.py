@@ -120,9 +120,9 @@ def _policies(run: Run, seen: Observations, _blocks: list[int]) -> Iterator[Figu
     names = policy_names(has_prior=False)
     rows = [row(name, {}) for name in (*names, BELADY)]
     title = "eviction policies, all high; alike where each layer has room for one token's experts alone"
-    yield table("HOBBIT Fig. 18a, EdgeMoE Fig. 14", title, rows)
+    yield table("EdgeMoE Fig. 14", title, rows)
     rows = [row(name, {"t1": T1, "t2": T2}) for name in names]
-    yield table("HOBBIT Fig. 11b", f"eviction policies at {T1} and {T2}", rows)
+    yield table("HOBBIT Fig. 11b, HOBBIT Fig. 18a", f"eviction policies at {T1} and {T2}", rows)
     rows = []
     for capacity in CAPACITIES:
         own = replayed(capacity, "hobbit", weights=(0.0, 1.0, 0.0, 0.0)).hit_rate

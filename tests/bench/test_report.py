@@ -60,7 +60,7 @@ def test_routing_is_that_of_the_tiny_model(reported: Path) -> None:
     assert "the paper: r 0.99." in page
     assert _figure(reported, "routing", "The text")["rows"][0] == {"what": "tokens", "value": 1024}
     assert 10 < _figure(reported, "routing", "The text")["rows"][1]["value"] < 30
-    by_policy = {row.pop("policy"): row for row in _figure(reported, "routing", "HOBBIT Fig. 18a")["rows"]}
+    by_policy = {row.pop("policy"): row for row in _figure(reported, "routing", "EdgeMoE Fig. 14")["rows"]}
     penalty = "penalty at 50% by random's"  # at less a layer has no more than its even share
     assert by_policy["belady"][penalty] < by_policy["echo"][penalty] < by_policy["random"][penalty] == 1
     assert "22% placed" in _figure(reported, "routing", "Twiddler Fig. 8")["title"]
