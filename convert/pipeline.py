@@ -32,7 +32,6 @@ from pyhobbit.settings.config import CacheConfig, format_size
 from pyhobbit.settings.resolve import check_settings
 
 _KEEP = "keep"
-_WEIGHTED_LOW = ("iq2_xxs", "iq1_m", "iq1_s")  # largest first
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 
@@ -107,18 +106,9 @@ def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | N
         bits = 8 * n_bytes / sum(tensor.n_values for tensor, _ in routed)
         raise HobbitError(
             f"the experts have {bits:.3g} bits per weight already, and no usual type has half of them: "
-            f"{_weighted_low(bits, routed)}convert a model in finer types"
+            "name one with --low TYPE and an importance matrix, or convert a model in finer types"
         )
     return Recipe(low, high, options.sidecar)
-
-
-def _weighted_low(bits: float, routed: Sequence[tuple[TensorInfo, GgmlType]]) -> str:
-    """Names a type that saves enough with an importance matrix, in words that another advice follows."""
-    for kind in map(type_by_name, _WEIGHTED_LOW):
-        fits = all(tensor.ne[0] % kind.block == 0 for tensor, _ in routed)
-        if fits and kind.bits_per_weight <= tiers.MOST_LOW * bits:
-            return f"name one with --low TYPE, such as {kind.name} with an importance matrix, or "
-    return ""
 
 
 def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) -> Iterator[str]:

@@ -71,8 +71,8 @@ BY_NAME = _by_name(
 DEMAND = "demand"
 PROFILE = "hobbit.calibrated"  # the setting of an arm that asks for a profile
 _HOBBIT, _TWIDDLER, _DAOP = (dict(PAPERS[name].settings) for name in ("hobbit", "twiddler", "daop"))
-_RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5}  # the rule's own, in place of the run's
 _DEMAND: dict[str, Any] = {"mode": "gpu", "prefetch": 0}
+_DEMAND_RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5, **_DEMAND}  # the rule's own numbers
 DEVICE_ARMS = _by_name(
     Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit"),
     Arm("stock-repacked", "as stock, the others repacked for the CPU (--no-host)", repack=True),
@@ -82,11 +82,11 @@ DEVICE_ARMS = _by_name(
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
     ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", calibrated=True, **_TWIDDLER),
     ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced", **_DAOP),
-    ours("demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_RANK, **_DEMAND),
+    ours("demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_DEMAND_RANK),
     *(
         ours(
             f"hobbit-{mode}-{n}", f"HOBBIT, {n} layers of prefetch",
-            low=True, mode=mode, prefetch=n, **_HOBBIT,
+            low=True, prefetch=n, **{**_HOBBIT, "mode": mode},
         )
         for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
     ),

@@ -97,6 +97,7 @@ class Calibration:
         arrays: dict[str, Sequence[float]]
         arrays = {"hobbit.expert_uses": self.expert_uses, "hobbit.paths": self.paths}
         if self.costs is not None:
+            writer.add_string("hobbit.costs_rule", "price" if self.rule == "gate" else self.rule)
             arrays |= {"hobbit.low_costs": self.costs.low, "hobbit.skip_costs": self.costs.skip}
         for key, number in numbers.items():
             writer.add_float64(key, number)

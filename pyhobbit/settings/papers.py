@@ -6,21 +6,26 @@ from typing import Any
 
 from pyhobbit._tables import PAPERS
 from pyhobbit.errors import ConfigError
+from pyhobbit.native.devices import has_gpu
 
 PAPER_HELP = f"set a paper's configuration: {', '.join(PAPERS)}; options given beside it come first"
 """Help for users."""
 
 
 def settings_of(paper: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A paper's settings, by option, without those given (None: not given). Raises ConfigError."""
+    """A paper's settings, by option, without those given (None: not given) and, on a CPU alone, a mode that
+    needs more. Raises ConfigError."""
     if paper not in PAPERS:
         raise ConfigError(f"there is no paper '{paper}'; choose one of {', '.join(PAPERS)}")
-    return {name: value for name, value in PAPERS[paper].settings.items() if given.get(name) is None}
+    own, device = PAPERS[paper], given.get("device")
+    is_apart = "GPU" in own.needs or (has_gpu() if device is None else device != "CPU")
+    left = {name: value for name, value in own.settings.items() if given.get(name) is None}
+    return {name: value for name, value in left.items() if is_apart or name != "mode"}
 
 
 def paper_text(paper: str, chosen: Mapping[str, Any]) -> str:
     """One line for people. chosen: by settings_of()."""
     sets = ", ".join(f"{name} {str(value).lower()}" for name, value in chosen.items()) or "nothing"
-    kept = [name for name in PAPERS[paper].settings if name not in chosen]
+    kept = [name for name in PAPERS[paper].settings if name not in {*chosen, "mode"}]
     left = f"; {', '.join(kept)} as given" if kept else ""
     return f"--paper {paper} sets {sets}{left}; it needs {PAPERS[paper].needs}"

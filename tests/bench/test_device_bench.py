@@ -85,7 +85,8 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
 
 
 def test_daop_approximates_where_the_model_routes_by_itself(folder: Path, tmp_path: Path, rpc: str) -> None:
-    given = {"limits": 0.3, "reps": 1, "prompts": 4, "tokens": 8, "warm_up": 2, "arms": "ours-daop"}
+    given: dict[str, Any] = {"limits": 0.3, "reps": 1, "prompts": 4, "tokens": 8, "warm_up": 2}
+    given |= {"arms": "ours-daop", "layers": 6}
     done = _bench(folder, tmp_path / "out", rpc, **given)
     assert done.returncode == 0, done.stderr
     *_, line = (tmp_path / "out/results.jsonl").read_text().splitlines()

@@ -138,7 +138,6 @@ def test_config_shows_what_the_engine_takes(
         {"t1": 0.5},
         {"t2": 0.5},
         *(({"rule": "rank"}, {"rule": "rank", "t1": 0.25}) if "second_pass" in MECHANISMS else ()),
-        {"rule": "price"},
         {"rule": "gate", "prefetch": 0},
         {"price": 0.0},
         {"policy": "hobbit"},
@@ -150,6 +149,15 @@ def test_what_overrules_a_calibration_is_shown_as_the_engine_has_it(
 ) -> None:
     for model in (calibrated, priced):
         _assert_agree(_config(capsys, model, *_flags(given)), model, given)
+
+
+def test_a_rule_that_needs_costs_is_refused_without_its_own(
+    calibrated: Path, priced: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _assert_agree(_config(capsys, priced, "--set", "rule=price"), priced, {"rule": "price"})
+    for model, rule in ((calibrated, "price"), (priced, "edgemoe")):
+        assert main(["config", str(model), "--set", f"rule={rule}"]) == 1
+        assert f"the rule {rule} needs the costs that a calibration measures" in capsys.readouterr().err
 
 
 def test_weights_bring_their_policy(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +202,8 @@ def test_a_calibration_stands_behind_flags(calibrated: Path, capsys: pytest.Capt
     rows = _config(capsys, calibrated, "--set", "t1=0.6", "--policy", "hobbit", "--prefetch", 0)
     assert rows["t1"] == (0.6, "flag")
     assert rows["t2"] == (1.0, "default")  # one threshold given takes the other from the defaults
-    assert rows["weights"] == ([0.6, 0.25, 0.15, 0.0], "default")
+    assert rows["weights"] == ([0.1, 0.2, 0.3, 0.4], "calibration")
+    assert rows["low_share"] == (None, "computed")  # the calibration's is fitted to its thresholds
     assert rows["prefetch"] == (0, "flag")
     with Engine(calibrated, EngineConfig(cache=CacheConfig(t1=0.6))) as engine:
         assert (engine.info().t1, engine.info().t2) == (0.6, 1.0)

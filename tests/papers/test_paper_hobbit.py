@@ -3,7 +3,8 @@
 
 from pathlib import Path
 
-from paper_runs import ALONE, PaperRun
+import numpy as np
+from paper_runs import ALONE, N_EXPERTS, N_LAYERS, N_USED, USES, PaperRun, calibrated
 
 from pyhobbit.settings.papers import settings_of
 
@@ -15,3 +16,14 @@ def test_hobbit_runs_eq_2_at_its_thresholds_and_keeps_by_eq_3(tiny_gguf: Path, t
     assert run.counted("selections_skipped") > 0
     ahead = PaperRun(tiny_gguf, tmp_path / "ahead.csv", "4M", **settings_of("hobbit", {}))
     assert ahead.all.predicted > 0
+
+
+def test_hobbit_keeps_by_the_weights_that_a_calibration_fitted(tiny_gguf: Path, tmp_path: Path) -> None:
+    weights = (0.0, 0.5, 0.0, 0.5)
+    model = calibrated(tiny_gguf, tmp_path, weights=weights)
+    run = PaperRun(model, tmp_path / "t.csv", "4M", **settings_of("hobbit", ALONE), **ALONE)
+    uses = np.reshape(USES, (N_LAYERS, N_EXPERTS))
+    rates = N_USED * uses / uses.sum(axis=1, keepdims=True)
+    own = {"t1": 0.6, "t2": 0.9, "prior": tuple(rates.ravel().tolist())}  # fills the pools at first
+    assert run.is_only("hobbit", weights=weights, **own)
+    assert not run.is_only("hobbit", **own)

@@ -26,6 +26,18 @@ static double low_bits(const expert_index & index) {
     return 8.0 * n_bytes / n_weights;
 }
 
+// Refuses costs that were measured for another rule, and a rule that would be all high without a word.
+static status check_costs(const std::string & path, const std::string & costs_rule, const settings & config) {
+    const std::string & rule     = config.rule();
+    const bool          is_exact = config.values().is_given("hobbit.price") && config.thresholds().all_high();
+    return !registered_rule::traits(rule).needs_costs || costs_rule == rule || is_exact
+               ? status()
+               : status::error("the rule %s needs the costs that a calibration measures, and '%s' has %s: run pyhobbit "
+                               "calibrate --set rule=%s, or give t1 and t2",
+                               rule.c_str(), path.c_str(),
+                               costs_rule.empty() ? "none" : ("those of the rule " + costs_rule).c_str(), rule.c_str());
+}
+
 static status read_stored(const std::string & path, expert_index & index, settings & config) {
     const size_t n_in_model = index.stored().size();
     if (config.flag("hobbit.calibrated")) {
@@ -33,6 +45,9 @@ static status read_stored(const std::string & path, expert_index & index, settin
     }
     status s = config.apply_stored(index.stored(), n_in_model);
     s        = s.ok() ? config.resolve_quality(low_bits(index)) : s;
+    if (s.ok() && config.flag("hobbit.calibrated")) {
+        return check_costs(path, index.calibration().costs_rule, config);
+    }
     return s.ok() ? s
                   : status::error("the settings stored in '%s' or the calibration beside it cannot be used: %s",
                                   path.c_str(), s.message().c_str());

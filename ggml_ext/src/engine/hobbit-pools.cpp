@@ -159,7 +159,7 @@ status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
 
 // Creates the executors and begins to fill the pools, in this order.
 void hobbit_model::start() {
-    if (const auto n_ahead = uint32_t(settings_.count("hobbit.prefetch")); n_ahead > 0) {
+    if (const auto n_ahead = uint32_t(settings_.count("hobbit.prefetch")); n_ahead > 0 || passes_) {
         std::vector<prefetcher::layer_place> ahead;
         for (const uint32_t i : layer_engines_) {
             ahead.push_back(engines_[i]->ahead());

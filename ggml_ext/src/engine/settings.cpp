@@ -112,13 +112,13 @@ const std::vector<hobbit_setting_spec> & core_rows() {
           "Share of the cache reserved for low-precision experts." },
         { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<registered_policy>(), NONE, true, false, POLICY,
           "The eviction policy." },
-        { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, POLICY,
+        { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, WEIGHTS,
           "Weights of LRU, LFU, LHU, FLD in policy hobbit." },
-        { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, false, POLICY,
+        { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, false, WEIGHTS,
           "The weight of LFU." },
-        { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true, false, POLICY,
+        { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true, false, WEIGHTS,
           "The weight of LHU." },
-        { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true, false, POLICY,
+        { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true, false, WEIGHTS,
           "The weight of FLD." },
         { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
           "Load experts this many layers in advance, 0 to 4." },
@@ -169,8 +169,8 @@ const std::vector<hobbit_setting_spec> & core_rows() {
 const bool is_registered = register_first_settings(core_rows);
 
 // The thresholds are those of Mixtral-8x7B, section 3.2.
-const bool is_hobbit =
-    register_paper({ "hobbit", "a low tier", "rule=gate t1=0.6 t2=0.9 policy=hobbit predictor=router" });
+const bool is_hobbit = register_paper(
+    { "hobbit", "a low tier", "rule=gate t1=0.6 t2=0.9 policy=hobbit predictor=router mode=cooperative" });
 
 template <size_t n>
 void copy_text(const std::string & text, char (&to)[n]) {
@@ -318,6 +318,9 @@ bool settings::is_overruled(const std::string & key, const std::string & rule_na
         const rule_traits traits = registered_rule::traits(rule_name);
         return find_word(traits.numbers, key) < 0 || values_.any_given(traits.numbers) ||
                (values_.is_given("hobbit.rule") && traits.own_value >= 0.0);
+    }
+    if (key == "hobbit.low_share") { // it is fitted to the stored numbers
+        return values_.any_given(registered_rule::traits(rule_name).numbers);
     }
     const hobbit_setting_spec * row = find_setting(key);
     return row && values_.any_given(key == "hobbit.rule" ? number_keys(RULE) : row->replaced_by);

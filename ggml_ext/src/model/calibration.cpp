@@ -105,7 +105,9 @@ status calibration::read(const std::string & model_path, const expert_index & in
         !each_path(paths, index.experts_by_layer(), [](const stored_path &) {})) {
         return damaged(": its activation paths are not of this model's experts");
     }
-    file.find_floats("hobbit.low_costs", low_costs);
+    if (file.find_floats("hobbit.low_costs", low_costs)) {
+        file.find_string(file.has("hobbit.costs_rule") ? "hobbit.costs_rule" : "hobbit.rule", costs_rule);
+    }
     file.find_floats("hobbit.skip_costs", skip_costs);
     settings = find_settings(file, setting_keys);
     return {};

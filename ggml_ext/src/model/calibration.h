@@ -39,9 +39,10 @@ class expert_index;
 // The file that `pyhobbit calibrate` writes beside a model (docs/format.md). Every field may be empty.
 struct calibration {
     std::vector<int32_t> uses;       // uses of each expert in the text, [layer][expert]
-    std::vector<float>   low_costs;  // for the rule "price" (precision_costs); as stored, not checked
-    std::vector<float>   skip_costs; // for the rule "price" too
-    std::vector<int32_t> paths;      // for predictors, see each_path
+    std::string          costs_rule; // the rule that the costs were measured for; empty: there are none
+    std::vector<float>   low_costs;  // precision_costs; as stored, not checked
+    std::vector<float>   skip_costs;
+    std::vector<int32_t> paths; // for predictors, see each_path
     stored_settings      settings;
 
     // Reads the file, if there is one. Fails if it is not of this model.

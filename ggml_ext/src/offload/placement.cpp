@@ -12,7 +12,7 @@ double latency_means::seconds(const expert_work & w) const {
     const size_t own   = cell_of(w.n_rows);
     for (size_t cell = own + 1; cell-- > 0;) {
         if (means[cell].n_samples > 0) {
-            return means[cell].seconds * double(size_t(1) << (own - cell));
+            return means[cell].seconds * double(size_t(1) << (is_constant_ ? 0 : own - cell));
         }
     }
     return 0.0;
@@ -49,7 +49,7 @@ placement::placement(const std::vector<size_t> & kind_bytes, double upload_share
     mode_(mode),
     cpu_(kind_bytes.size()),
     cpu_beside_(kind_bytes.size()),
-    device_(kind_bytes.size()) {}
+    device_(kind_bytes.size(), mode == compute_mode::twiddler) {}
 
 void placement::cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
     bool is_beside = false;

@@ -28,10 +28,10 @@ using cpu_experts = std::vector<bool>; // [expert] whether the CPU computes it
 // rows count as the power of two below them. Pure: no clock.
 class latency_means {
   public:
-    explicit latency_means(size_t n_kinds) : kinds_(n_kinds) {}
+    explicit latency_means(size_t n_kinds, bool is_constant = false) : is_constant_(is_constant), kinds_(n_kinds) {}
 
     // Seconds for one expert. A number of rows without a sample counts in proportion to the next smaller one that has
-    // samples; 0: there is none.
+    // samples, or as that one if is_constant (Twiddler's GPU); 0: there is none.
     double seconds(const expert_work & w) const;
 
     // The mean of a kind for 2^cell rows, or more up to the next cell; 0: it has no sample.
@@ -56,6 +56,7 @@ class latency_means {
 
     mean & at(const expert_work & w) { return kinds_[w.kind][cell_of(w.n_rows)]; }
 
+    const bool                             is_constant_;
     std::vector<std::array<mean, n_cells>> kinds_;
 };
 

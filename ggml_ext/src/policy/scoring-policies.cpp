@@ -96,24 +96,19 @@ class random_policy : public cache_policy {
 //   w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - ((l - i + n) mod n) / n)
 // R: number of the last token that used the expert; F: tokens that used it; H: tokens that it served in high precision;
 // T: tokens so far; all of one sequence, shared by the pools of both tiers. The largest value of all sequences counts.
-// The uses per token of earlier runs add to F/T and H/T, and fade as T grows.
 class hobbit_policy : public cache_policy {
   public:
     explicit hobbit_policy(const policy_options & options) :
-        n_layers_(options.n_layers),
-        records_(options.n_layers, options.n_experts),
-        w_(options.weights),
-        prior_(options.prior) {}
+        n_layers_(options.n_layers), records_(options.n_layers, options.n_experts), w_(options.weights) {}
 
     void begin_sequence(uint32_t sequence) override { records_.begin_sequence(sequence); }
     void begin_tokens(uint32_t sequence, uint32_t n) override { records_.begin_tokens(sequence, n); }
     void on_use(const expert_usage & use) override { records_.on_use(use); }
 
     double value(expert_id id, tier_id, layer_id layer) override {
-        const double known = prior_.empty() ? 0.0 : (w_[1] + w_[2]) * prior_[id];
-        const double used  = records_.largest(id, [&](const usage_record & r, uint32_t n_tokens) {
+        const double used = records_.largest(id, [&](const usage_record & r, uint32_t n_tokens) {
             const double own = (w_[0] * r.last_token + w_[1] * r.n_uses + w_[2] * r.n_high_uses);
-            return own / std::max(n_tokens, 1u) + known * prior_tokens / (prior_tokens + n_tokens);
+            return own / std::max(n_tokens, 1u);
         });
         return used + w_[3] * layer_nearness(id.layer, layer, n_layers_);
     }
@@ -122,7 +117,6 @@ class hobbit_policy : public cache_policy {
     const uint32_t              n_layers_;
     usage_records               records_;
     const std::array<double, 4> w_; // weights of LRU, LFU, LHU, FLD
-    const expert_table<float>   prior_;
 };
 
 // EdgeMoE (arXiv 2308.14352), section III-C2: f / d, where f is how often the expert was used and d how many layers

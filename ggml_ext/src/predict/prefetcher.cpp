@@ -24,10 +24,10 @@ prefetcher::prefetcher(const expert_index & index, const std::vector<layer_place
     draft_(index.n_layers()),
     n_layers_run_(0),
     now_(std::move(now)) {
-    stats_.prefetch_active = true;
+    stats_.prefetch_active = n_ahead > 0;
 
-    bool any = false;
-    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
+    bool any = n_ahead == 0;
+    for (layer_id layer = 0; layer < index.n_layers() && n_ahead > 0; layer++) {
         predictors_.insert(places[layer].ahead);
         any = any || (layer > 0 && places.front().ahead->knows(layer));
     }
@@ -136,11 +136,11 @@ uint32_t prefetcher::n_ahead_of(layer_id running) const {
 
 // The first layer of a pass does not know yet what kind of pass it is.
 const ggml_tensor * prefetcher::begin(layer_id running, const ggml_tensor * router_input, ggml_backend_t backend) {
-    predictor &    ahead   = *places_[running].ahead;
+    predictor *    ahead   = places_[running].ahead;
     const uint32_t n_ahead = n_ahead_of(running);
     const bool     is_due  = in_pass_ && running > layer_ && !is_second_ && !is_prompt_ && is_on();
-    return is_due && n_ahead > 0 && ahead.accepts(router_input) ? ahead.begin(running, n_ahead, router_input, backend)
-                                                                : nullptr;
+    return is_due && n_ahead > 0 && ahead->accepts(router_input) ? ahead->begin(running, n_ahead, router_input, backend)
+                                                                 : nullptr;
 }
 
 status prefetcher::look_ahead(const layer_routing & running, const ggml_tensor * router_input, ggml_backend_t backend) {

@@ -27,7 +27,7 @@ namespace hobbit {
 // are not predicted, since the token is not known yet.
 //
 // In the second pass over a batch it asks for what the first one chose in all later layers, as far as there is room
-// (MoBiLE, III-B).
+// (MoBiLE, III-B), also where n_ahead is 0.
 //
 // While tokens are generated, a governor pauses it if it does not pay, and it rests while nothing misses. It switches
 // itself off, with a warning, where the predictor lacks what it needs of the model.
@@ -35,7 +35,7 @@ namespace hobbit {
 // Thread-safety: none; called by the thread that computes, with the layers of a batch in their order.
 class prefetcher {
   public:
-    // The cache of a layer's experts, and the predictor on the device that computes the layer.
+    // The cache of a layer's experts, and the predictor on the device that computes the layer; null if n_ahead is 0.
     struct layer_place {
         expert_cache * cache;
         predictor *    ahead;

@@ -46,8 +46,8 @@ TEST_CASE("each rule has the division of the pools that was fitted to it") {
     };
     CHECK(share({}) == 0.4);
     CHECK(share({ text("hobbit.rule", "gate") }) == 0.2);
-    CHECK(share({ number("hobbit.t1", 0.5) }) == 0.2);
-    CHECK(share({ number("hobbit.price", 0.5) }) == 0.4);
+    CHECK(share({ number("hobbit.t1", 0.5) }) < 0); // nothing was fitted to these numbers
+    CHECK(share({ number("hobbit.price", 0.5) }) < 0);
     CHECK(share({ text("hobbit.rule", "edgemoe") }) < 0); // nothing was fitted to it
     CHECK(share({ text("hobbit.rule", "gate"), number("hobbit.low_share", 0.1) }) == 0.1);
     settings s = applied({ text("hobbit.rule", "gate") });
@@ -65,12 +65,12 @@ TEST_CASE("a division of the pools that names no rule belongs to the stored one"
         return s.bounds().low_share;
     };
     CHECK(share({}, "price") == 0.3);
-    CHECK(share({ number("hobbit.price", 0.5) }, "price") == 0.3);
+    CHECK(share({ number("hobbit.price", 0.5) }, "price") < 0);
     CHECK(share({ text("hobbit.rule", "gate") }, "price") < 0);
     CHECK(share({ number("hobbit.t1", 0.6), number("hobbit.t2", 0.9) }, "price") < 0);
-    CHECK(share({ number("hobbit.t1", 0.6) }, "gate") == 0.3);
+    CHECK(share({ number("hobbit.t1", 0.6) }, "gate") < 0);
     CHECK(share({ number("hobbit.price", 0.5) }, "gate") < 0);
-    CHECK(share({ number("hobbit.t1", 0.6) }, nullptr) == 0.3);
+    CHECK(share({ text("hobbit.rule", "gate") }, nullptr) == 0.3);
     CHECK(share({ number("hobbit.price", 0.5) }, nullptr) < 0);
 }
 

@@ -29,6 +29,13 @@ TEST_CASE("a mean goes back 64 samples") {
     CHECK(means.seconds(job(1)) == 0.0);
 }
 
+TEST_CASE("a constant mean holds for all larger numbers of rows") {
+    latency_means means(1, true);
+    took(means, { job(0, 2) }, 1.0);
+    CHECK(means.seconds(job(0, 512)) == 1.0);
+    CHECK(means.seconds(job(0, 1)) == 0.0);
+}
+
 TEST_CASE("numbers of rows have means of their own, by powers of two") {
     latency_means means(1);
     took(means, { job(0, 2) }, 1.0);

@@ -28,6 +28,7 @@ inline const registered_counter
                      "Expert selections that the CPU computed a layer early, on that layer's input (approximate)");
 
 inline const bool is_daop = register_paper(
-    { "daop", "a GPU", "t1=1 mode=cooperative policy=prompt predictor=router prefetch=1 early=1 degrade=1" });
+    { "daop", "a GPU",
+      "t1=1 mode=cooperative policy=prompt predictor=router prefetch=1 early=1 early_from=4 degrade=1" });
 
 } // namespace hobbit

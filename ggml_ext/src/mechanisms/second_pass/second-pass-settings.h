@@ -15,6 +15,7 @@ inline const registered_counter
     tokens_repeated("tokens_repeated", "repeated_tokens_total",
                     "Tokens that were computed again in high precision, because the first pass was unsure of them");
 
-inline const bool is_mobile = register_paper({ "mobile", "nothing else", "rule=rank confidence=0.7 predictor=router" });
+inline const bool is_mobile =
+    register_paper({ "mobile", "nothing else", "rule=rank confidence=0.7 policy=lru prefetch=0" });
 
 } // namespace hobbit
