@@ -327,9 +327,8 @@ class report_hooks : public server_hooks {
 
             const std::string reason   = llama_lost_machine() && !req.body.empty() ? public_failure() : "";
             auto              response = reason.empty() ? inner(req) : server_refusal(reason, 503);
-            if (response->is_stream()) {
-                response->next = [next = std::move(response->next), running](std::string & out) { return next(out); };
-            }
+            const auto        finish   = response->finish ? std::move(response->finish) : [] {};
+            response->finish           = [finish, running] { finish(); }; // lives as long as the response
             return response;
         };
     }
