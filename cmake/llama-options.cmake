@@ -151,14 +151,14 @@ function(hobbit_add_our_files)
     set_source_files_properties(${bridge}/hobbit-projector.cpp TARGET_DIRECTORY mtmd
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
-    # a file server-NAME.cpp, also in a folder of its own, defines server_hooks_NAME
-    file(GLOB_RECURSE hooks CONFIGURE_DEPENDS ${server}/server-*.cpp)
+    file(GLOB_RECURSE hooks CONFIGURE_DEPENDS ${server}/server-*.cpp) # each defines server_hooks_NAME
     list(REMOVE_ITEM hooks ${server}/server-hooks.cpp)
     list(TRANSFORM hooks REPLACE ".*/server-(.*).cpp" "HOOKS(\\1)" OUTPUT_VARIABLE names)
+    list(REMOVE_ITEM names HOOKS\(requests\)) # first: it ends answers that others then wrap
     list(JOIN names " " names)
     target_sources(server-context PRIVATE ${hooks} ${server}/server-hooks.cpp ${server}/ollama-body.cpp)
     set_source_files_properties(${server}/server-hooks.cpp TARGET_DIRECTORY server-context
-        PROPERTIES COMPILE_DEFINITIONS "SERVER_HOOKS=${names}")
+        PROPERTIES COMPILE_DEFINITIONS "SERVER_HOOKS=HOOKS(requests) ${names}")
     target_include_directories(server-context PUBLIC ${server})
     target_link_libraries(server-context PUBLIC ggml-hobbit cpp-httplib)
 

@@ -198,7 +198,7 @@ server_hooks & server_hooks_of() {
     return hooks;
 }
 
-// The hooks of all files, in alphabetical order.
+// The hooks of all files, those of requests first, then in alphabetical order.
 const std::vector<server_hooks *> & server_hooks_all();
 
 // Calls one hook of all files.

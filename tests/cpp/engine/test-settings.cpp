@@ -124,7 +124,7 @@ TEST_CASE("live settings are changed one by one and obey the rule") {
     CHECK(applied({ number("hobbit.t1", 0.75) }).bounds().low_demand == 0.25);
     CHECK(changed(settings(s), { number("hobbit.t1", 0.5) }) ==
           "this model runs by price: restart with --set rule=gate to use t1 and t2");
-    CHECK(changed(applied({ text("hobbit.rule", "rank") }), { number("hobbit.price", 0.5) }) ==
+    CHECK(changed(applied({ text("hobbit.rule", "random") }), { number("hobbit.price", 0.5) }) ==
           "this model runs by t1 and t2: restart with --set rule=price to use price");
     CHECK(changed(settings(s), { number("hobbit.price", -1.0) }).find("hobbit.price is -1") == 0);
     CHECK(changed(settings(s), { number("hobbit.prefetch", 1) }) ==
