@@ -29,7 +29,7 @@ from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.quality.stored import low_tier_text
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 from pyhobbit.settings.papers import settings_of
-from pyhobbit.settings.table import OPTIONS
+from pyhobbit.settings.table import NUMBERS, OPTIONS
 
 if TYPE_CHECKING:
     from llama_cpp import Llama, LlamaState
@@ -130,7 +130,8 @@ class Hobbit(CachedModel, _Llama):
                 stacklevel=2,
             )
         used = low_tier_text(Path(model_path), self.info(), self.cache_config)
-        if used and self.info().precision:
+        is_given = any(f"hobbit.{name}" in (self.kv_overrides or {}) for name in NUMBERS)
+        if used and not is_given and self.info().precision:
             warnings.warn(f"{model_path}: {used.replace('--quality ', 'quality=')}", stacklevel=2)
 
     def _open(self, llama: Mapping[str, Any]) -> None:
