@@ -3,9 +3,8 @@
 
     python -m bench.kernels --types q4_0 q4_K --tokens 1 8 32 512 --threads 2
 
-Prints GB of weights a second, the best of --reps, by buffer type:
-CPU has the weights that llama.cpp does not repack. --cpu-time divides by the
-processors' time instead, which other programs distort less.
+Prints GB of weights a second, the best of --reps. CPU has the weights that llama.cpp does not repack. With
+--cpu-time they are GB a second of processor time, which other programs distort less.
 """
 
 import ctypes

@@ -40,7 +40,8 @@ def test_a_killed_conversion_leaves_no_model(
 ) -> None:
     right = models.tiny_tiers("q8_0", "q4_0")
     made = tmp_path / "made.gguf"
-    command = ["convert", "--low", "q4_0", "--high", "q8_0", source or models.tiny(), "-o", made, "--force"]
+    tiers = ("--low", "q4_0", "--high", "q8_0", "--set", "t1=1")
+    command = ["convert", *tiers, source or models.tiny(), "-o", made, "--force"]
     kill_when(command, tmp_path, 1)
     assert not made.exists() or made.read_bytes() == right.read_bytes()
     done = run_pyhobbit(*command)

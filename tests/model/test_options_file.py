@@ -63,7 +63,7 @@ def test_options_with_a_dash_are_changed_and_removed(model: Path) -> None:
         (("price",), {"memory", "weights", "temp"}),
         (("t2",), {"memory", "weights", "temp"}),
         (("quality",), {"memory", "weights", "temp"}),
-        (("policy",), {"memory", "t1", "t2", "temp"}),
+        (("policy",), {"memory", "t1", "t2", "weights", "temp"}),
     ],
 )
 def test_what_is_given_comes_before_the_file(given: tuple[str, ...], left: set[str], model: Path) -> None:

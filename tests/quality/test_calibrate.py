@@ -73,6 +73,7 @@ def test_the_file_keeps_settings_under_their_keys(tmp_path: Path) -> None:
         "hobbit.paths": [0, 1, 0, 0, 1, 257],
         "hobbit.low_costs": [0.5, 2.0],
         "hobbit.skip_costs": [4.0, math.inf],
+        "hobbit.costs_rule": "price",
     }
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -266,13 +267,14 @@ def test_stored_costs_that_cannot_be_are_refused(
 
 def test_a_price_needs_stored_costs(calibrated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     model = _stored(calibrated, tmp_path, None)
-    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
+    with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, quality="lossless"))) as engine:
         assert engine.info().price == 0
-    with (
-        pytest.raises(HobbitError, match="the rule price needs the costs that a calibration measures"),
-        Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, price=0.5))),
-    ):
-        pass
+    for price in (None, 0.5):
+        with (
+            pytest.raises(HobbitError, match="the rule price needs the costs that a calibration measures"),
+            Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, price=price))),
+        ):
+            pass
 
 
 def _stored(calibrated: tuple[Path, dict[str, Any]], folder: Path, costs: Costs | None) -> Path:

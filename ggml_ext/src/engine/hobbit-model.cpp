@@ -29,7 +29,8 @@ static double low_bits(const expert_index & index) {
 // Refuses costs that were measured for another rule, and a rule that would be all high without a word.
 static status check_costs(const std::string & path, const std::string & costs_rule, const settings & config) {
     const std::string & rule     = config.rule();
-    const bool          is_exact = config.values().is_given("hobbit.price") && config.thresholds().all_high();
+    const auto          is_given = [&](const char * key) { return config.values().is_given(key); };
+    const bool is_exact = (is_given("hobbit.price") || is_given("hobbit.quality")) && config.thresholds().all_high();
     return !registered_rule::traits(rule).needs_costs || costs_rule == rule || is_exact
                ? status()
                : status::error("the rule %s needs the costs that a calibration measures, and '%s' has %s: run pyhobbit "
