@@ -341,10 +341,10 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
         for (int polls = 0; was_aborted; polls++) { // at each poll there is; how many depends on what has arrived when
             CAPTURE(n_slots);
             CAPTURE(polls);
-            engine e(m, n_slots, 0);
-            int    left = polls;
-            ggml_backend_cpu_set_abort_callback(
-                e.compute_on.backend, [](void * data) { return --*(int *) data < 0; }, &left);
+            engine           e(m, n_slots, 0);
+            std::atomic<int> left       = polls; // threads ask
+            const auto       is_aborted = [](void * data) { return --*static_cast<std::atomic<int> *>(data) < 0; };
+            ggml_backend_cpu_set_abort_callback(e.compute_on.backend, is_aborted, &left);
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
             const status s = e.executor.compute(graph.graph, e.inner, &e.cpu_graph);
