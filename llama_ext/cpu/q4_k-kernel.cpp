@@ -74,7 +74,7 @@ void prepare(const weights &, activations & y, int row, const row_block * a, int
 
 } // namespace
 
-extern const plain_kernel q4_k_kernel = repacked_K<weights>(GGML_TYPE_Q4_K);
+extern const plain_kernel q4_k_kernel = repacked_kernel<weights>(GGML_TYPE_Q4_K);
 
 #else
 extern const plain_kernel q4_k_kernel = { GGML_TYPE_Q4_K, nullptr, nullptr, 0, 0, nullptr, nullptr };

@@ -1,44 +1,27 @@
 // SPDX-License-Identifier: MIT
+#include "lanes.h"
 #include "plain-rows.h"
-
-#define GGML_COMMON_IMPL_CPP
-#define GGML_COMMON_DECL_CPP
-#include "ggml-common.h"
-#include "simd-mappings.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-// Vectors have a lane for each row of weights: sixteen of them or eight. LOAD_ROWS loads a block of one row, or of two;
-// EVEN and ODD take every other quarter, or half, of two vectors.
-#if defined(__GNUC__) && defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
-#define HAS_KERNEL
-constexpr int LANES = 16;
-#define LANES_INTRINSIC(name) _mm512_##name
-#define DPBUSD _mm512_dpbusd_epi32
+#if defined(HAS_ROW_LANES) && HAS_VNNI
+
+// LOAD_ROWS loads a block of one row, or of two; EVEN and ODD take every other quarter, or half, of two vectors.
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define LOAD_ROWS(load, row) _mm512_inserti64x4(_mm512_castsi256_si512(load(row)), load(row + 4), 1)
 #define LOAD_HALVES(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) (p)))
 #define EVEN(a, b) _mm512_shuffle_i32x4(a, b, 0x88)
 #define ODD(a, b) _mm512_shuffle_i32x4(a, b, 0xdd)
-#elif defined(__GNUC__) && defined(__AVXVNNI__) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define HAS_KERNEL
-constexpr int LANES = 8;
-#define LANES_INTRINSIC(name) _mm256_##name
-#define DPBUSD _mm256_dpbusd_avx_epi32
+#else
 #define LOAD_ROWS(load, row) load(row)
 #define LOAD_HALVES(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p)))
 #define EVEN(a, b) _mm256_permute2x128_si256(a, b, 0x20)
 #define ODD(a, b) _mm256_permute2x128_si256(a, b, 0x31)
 #endif
 
-#ifdef HAS_KERNEL
-
 namespace {
-
-typedef int32_t int_lanes __attribute__((vector_size(4 * LANES)));
-typedef float   float_lanes __attribute__((vector_size(4 * LANES)));
-using int_vector = decltype(LANES_INTRINSIC(set1_epi32)(0));
 
 // ggml adds the products of four columns, then those of each block, into eight sums.
 constexpr int FOURS = 8;
@@ -72,8 +55,6 @@ void prepare(activations & y, const void * const * vy, int nr, int64_t n_blocks)
         }
     }
 }
-
-#define UNPACK(part, width, a, b) LANES_INTRINSIC(unpack##part##_epi##width)((int_vector) (a), (int_vector) (b))
 
 // Rearranges n blocks of the rows p, and fetches those that come to_next bytes later.
 void rearrange(weights & w, const block_q8_0 * const * p, int64_t first, int n, size_t to_next) {

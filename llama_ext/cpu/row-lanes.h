@@ -4,13 +4,9 @@
 // Products of weights as files have them, a row of weights in each lane of a vector; for kernels' sources alone. Their
 // bits are those of ggml's products of repacked weights: integers are exact, and floats are added in the same order.
 
+#include "lanes.h"
 #include "plain-rows.h"
-
-#define GGML_COMMON_IMPL_CPP
-#define GGML_COMMON_DECL_CPP
-#include "ggml-common.h"
 #include "repack.h"
-#include "simd-mappings.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -18,39 +14,9 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define HAS_ROW_LANES
-
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-#define LANES_INTRINSIC(name) _mm512_##name
-constexpr int LANES = 16;
-using int_vector    = __m512i;
-using half_vector   = __m256i_u;
-#else
-#define LANES_INTRINSIC(name) _mm256_##name
-constexpr int LANES = 8;
-using int_vector    = __m256i;
-using half_vector   = __m128i_u;
-#endif
-
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define HAS_VNNI true
-#define DPBUSD LANES_INTRINSIC(dpbusd_epi32)
-#define DPWSSD LANES_INTRINSIC(dpwssd_epi32)
-#elif defined(__AVXVNNI__) && !defined(__AVX512BW__)
-#define HAS_VNNI true
-#define DPBUSD _mm256_dpbusd_avx_epi32
-#define DPWSSD _mm256_dpwssd_avx_epi32
-#else
-#define HAS_VNNI false
-#define DPBUSD(sums, u, a) LANES_INTRINSIC(add_epi16)(sums, LANES_INTRINSIC(maddubs_epi16)(u, a))
-#define DPWSSD(sums, a, b) LANES_INTRINSIC(add_epi32)(sums, LANES_INTRINSIC(madd_epi16)(a, b))
-#endif
+#ifdef HAS_ROW_LANES
 
 namespace {
-
-typedef int32_t int_lanes __attribute__((vector_size(4 * LANES)));
-typedef float   float_lanes __attribute__((vector_size(4 * LANES)));
 
 // Adds products of unsigned bytes u and signed bytes a to sums. With VNNI a sum has 32 bits and four products, else 16
 // bits and two.
@@ -119,8 +85,6 @@ inline void gather(T (*to)[LANES], const row_lanes & rows, size_t offset, size_t
 inline int_lanes load_lanes(const uint16_t * p) {
     return (int_lanes) LANES_INTRINSIC(cvtepu16_epi32)(*(const half_vector *) p);
 }
-
-#define UNPACK(part, width, a, b) LANES_INTRINSIC(unpack##part##_epi##width)(a, b)
 
 // Sixteen bytes of each row: to[j] gets word j of the four.
 inline void load_words(int_lanes * to, const row_lanes & rows, size_t offset) {
@@ -249,7 +213,10 @@ inline void for_rows(int nr, F f) {
 // `offset` is added to each value, so that it lies between 0 and `most`.
 template <typename block_type, int offset, int most>
 struct weights_32 {
-    using block                  = block_type;
+    using block                = block_type;
+    using row                  = block_q8_0;
+    using four_rows            = block_q8_0x4;
+    static constexpr int BLOCK = 32, OFFSET = offset;
     static constexpr int N_PARTS = 1, N_SUB = 1; // parts of a block are unpacked at once, each with N_SUB of columns
     static constexpr int N_SCALES = 16;          // blocks of a row whose scales are gathered at once
     uint16_t             scales[N_SCALES][LANES];
@@ -288,6 +255,13 @@ inline void unpack_nibbles(columns & to, const row_lanes & rows, size_t offset, 
         to.u[j]     = value(words[j] & 0x0f0f0f0f);
         to.u[j + 4] = value(words[j] >> 4 & 0x0f0f0f0f);
     }
+}
+
+// The values of nibbles in a table.
+template <typename weights>
+inline void unpack_by_table(columns & to, const row_lanes & rows, size_t offset, const int8_t * table) {
+    const __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *) table), _mm_set1_epi8(weights::OFFSET));
+    unpack_nibbles(to, rows, offset, [&](int_lanes nibbles) { return look_up(values, nibbles); });
 }
 
 // sub: returns the columns of a part.
@@ -339,6 +313,9 @@ void prepare(const weights_32<block, offset, most> &, activations & y, int row, 
 template <typename block_type, int n_scales, int n_parts>
 struct weights_K {
     using block                  = block_type;
+    using row                    = block_q8_K;
+    using four_rows              = block_q8_Kx4;
+    static constexpr int BLOCK   = QK_K;
     static constexpr int N_PARTS = n_parts, N_SUB = 8 / n_parts;
     int_lanes            scales[n_scales];
     int_lanes            mins[n_scales / 2]; // pairs of sub-blocks, 16 bits each
@@ -411,39 +388,26 @@ void multiply_rows(int64_t n_blocks, float * const * s, const char * vx, size_t 
     }
 }
 
-// A plain_multiply of weights with blocks of block_size values.
-template <typename weights, typename row_block, int block_size>
+// A plain_multiply.
+template <typename weights, typename row_block>
 void multiply_all(int64_t n, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr,
                   int64_t nc) {
     const int at_once = int(std::min<int64_t>(PLAIN_ROWS, MOST_BLOCKS / (n / 32)) / 4 * 4);
     for (int i = 0; i < nr; i += at_once) {
-        multiply_rows<weights, row_block>(n / block_size, s + i, vx, bx, vy + i, std::min(at_once, nr - i), nc);
+        multiply_rows<weights, row_block>(n / weights::BLOCK, s + i, vx, bx, vy + i, std::min(at_once, nr - i), nc);
     }
 }
 
-constexpr int64_t MOST_COLUMNS = MOST_BLOCKS / 4 * 32;
-
-// The kernel of a type of 32 values.
 template <typename weights>
-constexpr plain_kernel repacked_32(ggml_type type) {
+constexpr plain_kernel repacked_kernel(ggml_type type) {
+    constexpr int64_t most_columns = MOST_BLOCKS / 4 * 32;
     return { type,
              nullptr,
              nullptr,
              0,
-             MOST_COLUMNS,
-             multiply_all<weights, block_q8_0, 32>,
-             multiply_all<weights, block_q8_0x4, 32> };
-}
-
-template <typename weights>
-constexpr plain_kernel repacked_K(ggml_type type) {
-    return { type,
-             nullptr,
-             nullptr,
-             0,
-             MOST_COLUMNS,
-             multiply_all<weights, block_q8_K, 256>,
-             multiply_all<weights, block_q8_Kx4, 256> };
+             most_columns,
+             multiply_all<weights, typename weights::row>,
+             multiply_all<weights, typename weights::four_rows> };
 }
 
 } // namespace

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Vectors with a lane for each row of weights, sixteen or eight, of the processor that is compiled for; for kernels'
+// sources alone. HAS_ROW_LANES: there are any.
+
+#define GGML_COMMON_IMPL_CPP
+#define GGML_COMMON_DECL_CPP
+#include "ggml-common.h"
+#include "simd-mappings.h"
+
+#include <cstdint>
+
+#if defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define HAS_ROW_LANES
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define LANES_INTRINSIC(name) _mm512_##name
+constexpr int LANES = 16;
+using int_vector    = __m512i;
+using half_vector   = __m256i_u;
+#else
+#define LANES_INTRINSIC(name) _mm256_##name
+constexpr int LANES = 8;
+using int_vector    = __m256i;
+using half_vector   = __m128i_u;
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define HAS_VNNI true
+#define DPBUSD LANES_INTRINSIC(dpbusd_epi32)
+#define DPWSSD LANES_INTRINSIC(dpwssd_epi32)
+#elif defined(__AVXVNNI__) && !defined(__AVX512BW__)
+#define HAS_VNNI true
+#define DPBUSD _mm256_dpbusd_avx_epi32
+#define DPWSSD _mm256_dpwssd_avx_epi32
+#else
+#define HAS_VNNI false
+#define DPBUSD(sums, u, a) LANES_INTRINSIC(add_epi16)(sums, LANES_INTRINSIC(maddubs_epi16)(u, a))
+#define DPWSSD(sums, a, b) LANES_INTRINSIC(add_epi32)(sums, LANES_INTRINSIC(madd_epi16)(a, b))
+#endif
+
+#define UNPACK(part, width, a, b) LANES_INTRINSIC(unpack##part##_epi##width)((int_vector) (a), (int_vector) (b))
+
+namespace {
+
+typedef int32_t int_lanes __attribute__((vector_size(4 * LANES)));
+typedef float   float_lanes __attribute__((vector_size(4 * LANES)));
+
+} // namespace
+#endif
