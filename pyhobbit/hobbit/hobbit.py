@@ -129,9 +129,9 @@ class Hobbit(CachedModel, _Llama):
                 "and the settings of the expert cache do not apply to it",
                 stacklevel=2,
             )
-        used = low_tier_text(Path(model_path), self.info(), self.cache_config)
-        is_given = any(f"hobbit.{name}" in (self.kv_overrides or {}) for name in NUMBERS)
-        if used and not is_given and self.info().precision:
+        info = self.info()
+        is_stored = info.precision and not any(f"hobbit.{n}" in (self.kv_overrides or {}) for n in NUMBERS)
+        if is_stored and (used := low_tier_text(Path(model_path), info, self.cache_config)):
             warnings.warn(f"{model_path}: {used.replace('--quality ', 'quality=')}", stacklevel=2)
 
     def _open(self, llama: Mapping[str, Any]) -> None:
