@@ -181,8 +181,8 @@ class server_hooks {
     // Milliseconds without a request after which the model is unloaded; negative: never.
     virtual void idle(int64_t & /* ms */) {}
 
-    // A signal asks the server to end: does a later one do so? The handler of the signal calls it.
-    virtual void interrupt(int /* signal */, bool & /* is_later */) {}
+    // A signal asks the server to end, which calls llama_server_terminate(). The handler of the signal calls it.
+    virtual void interrupt(int /* signal */) {}
 
     // The server has something to compute, or nothing.
     virtual void busy(bool) {}

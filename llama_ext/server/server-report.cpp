@@ -8,6 +8,7 @@
 
 #include <semaphore.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -192,25 +193,47 @@ static std::string without_folders(const std::string & text) {
     return std::regex_replace(text, std::regex("'/([^']*/)?"), "'");
 }
 
-static std::atomic<int> g_n_signals{ 0 }, g_n_running{ 0 };
-static sem_t            g_asked; // a handler of signals may post it
+static std::atomic<int> g_n_running{ 0 };
 
-// Ends the process by a second signal, once it was asked to and its answers are written.
-static void end_later(int seconds) {
-    while (sem_wait(&g_asked) != 0) {
+void llama_server_terminate(); // server.cpp
+
+// Ends the server when a signal asks for it: not in the signal's handler, since the thread that it interrupts may hold
+// the locks that ending takes.
+static struct ending {
+    std::atomic<int> urgency{ 0 }; // 1: once the running answers are written, 2: now
+    sem_t            asked;        // the handler posts it
+    std::thread      thread;
+
+    ending() { sem_init(&asked, 0, 0); }
+
+    ~ending() {
+        sem_post(&asked);
+        if (thread.joinable()) {
+            thread.join();
+        }
     }
-    for (int i = 0; i < 10 * seconds && g_n_running > 0; i++) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+
+    void run() {
+        while (sem_wait(&asked) != 0) {
+        }
+        for (int i = 0; i < 10 * drain_s() && g_n_running > 0 && urgency == 1; i++) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        }
+        if (urgency > 0) {
+            llama_server_terminate();
+        }
     }
-    if (g_n_signals == 1) {
-        std::raise(SIGTERM);
+
+    static int drain_s() {
+        const char * seconds = std::getenv("HOBBIT_DRAIN");
+        return seconds ? std::atoi(seconds) : 0;
     }
-}
+} g_ending;
 
 // Why the cache computes nothing any more, or that the disk does not answer, without the folders of files, as
 // everybody may read it; "" where it computes. Waits for no computation.
 static std::string public_failure() {
-    if (g_n_signals > 0) {
+    if (g_ending.urgency > 0) {
         return "the server ends when its answers are written";
     }
     {
@@ -333,16 +356,18 @@ class report_hooks : public server_hooks {
         };
     }
 
-    void interrupt(int signal, bool & is_later) override {
-        is_later = g_n_signals++ == 0 && signal == SIGTERM && std::getenv("HOBBIT_DRAIN");
-        sem_post(&g_asked);
+    void interrupt(int signal) override {
+        if (g_ending.urgency == 2) {
+            static const char what[] = "a further signal: the server ends at once\n";
+            std::_Exit(write(STDERR_FILENO, what, sizeof(what) - 1) < 0 ? 2 : 1);
+        }
+        const bool is_first = g_ending.urgency == 0 && signal == SIGTERM;
+        g_ending.urgency    = is_first && ending::drain_s() > 0 ? 1 : 2;
+        sem_post(&g_ending.asked);
     }
 
     void routes(const server_http_context & http, server_routes & routes) override {
-        sem_init(&g_asked, 0, 0);
-        if (const char * seconds = std::getenv("HOBBIT_DRAIN")) {
-            std::thread(end_later, std::atoi(seconds)).detach();
-        }
+        g_ending.thread   = std::thread([] { g_ending.run(); });
         routes.get_health = [get = routes.get_health](const server_http_req & req) {
             const std::string reason = public_failure();
             return reason.empty() ? get(req) : server_refusal(reason, 503);

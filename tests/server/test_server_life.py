@@ -83,6 +83,40 @@ def test_a_signal_ends_it_while_it_generates(
         assert server.process.wait(END_TIMEOUT_S) == 0
 
 
+# The main thread is asked to end where it begins to wait for tasks, and so holds the lock of their queue.
+_ASKED_WITH_A_LOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+int pthread_cond_clockwait(pthread_cond_t * cond, pthread_mutex_t * mutex, clockid_t clock,
+                           const struct timespec * until) {
+    if (gettid() == getpid() && access("FILE", F_OK) == 0) {
+        unlink("FILE");
+        pthread_kill(pthread_self(), SIGTERM);
+    }
+    int (*real)(pthread_cond_t *, pthread_mutex_t *, clockid_t, const struct timespec *) =
+        dlsym(RTLD_NEXT, "pthread_cond_clockwait");
+    return real(cond, mutex, clock, until);
+}
+"""
+
+
+def test_a_signal_ends_it_while_the_main_thread_holds_a_lock(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, library, source = (tmp_path / name for name in ("asked", "shim.so", "shim.c"))
+    source.write_text(_ASKED_WITH_A_LOCK.replace("FILE", str(asked)))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "3M") as server:
+        asked.touch()
+        assert server.process.wait(END_TIMEOUT_S) == 0
+    assert not asked.exists()
+
+
 def test_answers_end_within_the_time_to_drain(tiny_gguf: Path, tmp_path: Path) -> None:
     options = ("--parallel", 2, "--pools", "3M", *LONG, "--drain", 300)
     with (
