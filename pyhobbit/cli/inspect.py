@@ -79,6 +79,7 @@ def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
 
 
 def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None:
+    from pyhobbit.engine.placement import choose
     from pyhobbit.inspect import advice, forecast
     from pyhobbit.inspect.speed import measure
     from pyhobbit.model.model_file import opened_info, read_model_file
@@ -117,8 +118,10 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     speed = None
     if plan is not None and not args.no_speed:
         speed = measure(model, config, plan)
+        document["placement"] = choose(path, config).text
         document["speed"] = {**asdict(speed), "tokens_per_second": speed.tokens_per_second}
-        show(f"\n{_rows_text(advice.speed_rows(plan, speed))}")
+        rows = advice.speed_rows(plan, speed)
+        show(f"\n{_rows_text({**rows, 'placement': text} if (text := document['placement']) else rows)}")
         if (found := forecast.forecast(model, config, plan, speed)) is not None:
             document["forecast"] = asdict(found)
             show("\n" + "\n".join(forecast.lines(found)) + "\n")

@@ -33,7 +33,7 @@ from pyhobbit.model.file_names import EXACT, model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.programs import become
-from pyhobbit.native.rpc_servers import check_rpc_servers
+from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.quality.idle import calibrate_beside
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, Setting, format_size
 
@@ -76,7 +76,7 @@ _BATCH_FLAGS = ("--batch-size", "--ubatch-size")
 _MEMORY_FLAGS = (
     *(*_BATCH_FLAGS, "--cpu-moe", "--device", "--gpu-layers", "--kv-offload", "--kv-unified-per-slot"),
     *("--lazy-mode", "--load-mode", "--main-gpu", "--n-cpu-moe", "--override-kv", "--override-tensor"),
-    *("--rpc", "--split-mode", "--swa-full", "--tensor-split"),
+    *("--split-mode", "--swa-full", "--tensor-split"),
 )
 # Load further models, of which nobody knows before what memory they take.
 _FURTHER_MODELS = ("--mmproj-url", "--model-draft", "--hf-repo-draft")
@@ -192,7 +192,7 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     check_model_file(model)
     own = _add_model_options(args, model)
     if (machines := value("--rpc", args.passed_on)) is not None:
-        check_rpc_servers(machines)
+        add_rpc_servers(machines)
     context = str(value("--ctx-size", args.passed_on))
     embeds = any_given(("--embeddings",), args.passed_on) and not any_given(_BATCH_FLAGS, args.passed_on)
     if embeds and args.batch is None and context.isdecimal():  # a pass takes the whole of a text
@@ -207,8 +207,7 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     options = f"{options_path(model).name} sets {', '.join(own)}" if own else ""
     if unused := [name for name in own if name in ("system", "think")]:
         options += f"; {' and '.join(unused)} are for chat, and a client's requests have their own"
-    if placed.n_cpu is not None:
-        args.passed_on += ["--n-cpu-moe", str(placed.n_cpu)]
+    args.passed_on += placed.server_arguments
     n_slots, shares = _slots(args.passed_on)
     slots = f"{n_slots}{', which share the context' if shares else ''}"
     others = {"placement": placed.text, **images, **idle, "options": options}

@@ -3,11 +3,14 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.native.threads import processor_cores
+
+_STDERR = 2
 
 
 def names() -> list[str]:
@@ -22,6 +25,9 @@ def become(command: list[str]) -> NoReturn:
             stream.flush()
     # llama.cpp counts neither the affinity nor a CPU quota, and warns where it is told twice
     threads = {} if {"-t", "--threads"} & {*command} else {"LLAMA_ARG_THREADS": str(processor_cores())}
+    for link in Path("/proc/self/fd").iterdir():
+        if link.is_socket() and int(link.name) > _STDERR:
+            os.set_inheritable(int(link.name), False)  # a worker waits for the end of a connection
     try:
         os.execve(command[0], command, {**threads, **os.environ})
     except OSError as e:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The cache of experts or llama.cpp's whole layers, whichever is faster (pyhobbit/engine/placement.py)."""
+"""The cache of experts, llama.cpp's whole layers or no other machine, whichever is faster."""
 
 import json
 import re
@@ -13,6 +13,7 @@ import models
 import on_rpc
 import pytest
 from conftest import RunPyhobbit
+from servers import serving
 
 from pyhobbit.engine import placement
 from pyhobbit.errors import ConfigError
@@ -126,10 +127,36 @@ def test_layers_of_a_cache_are_refused(tiny_gguf: Path, rpc: str, run_pyhobbit: 
         assert said in done.stderr
 
 
+def test_a_machine_that_makes_it_slower_is_left_out(
+    rpc: str, run_pyhobbit: RunPyhobbit, home: Path, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    options = ("--rpc", rpc)
+    here = run_pyhobbit("chat", tiny_gguf, *on_rpc.CHAT)
+    inspected = run_pyhobbit("inspect", tiny_gguf, *options, "--ctx", 256)
+    assert re.search("^placement .*measured faster", inspected.stdout, re.MULTILINE), inspected.stderr
+    (file,) = home.iterdir()
+    assert {*json.loads(file.read_text())} >= {"cache", "alone"}
+    stats = tmp_path / "stats.json"
+    said = {
+        "alone": "this machine alone, measured faster than the cache of experts: 1.0 ms",
+        "cache": "the cache of experts, measured faster on RPC0 than this machine alone: 1.0 ms",
+    }
+    for faster, on_device in (("alone", False), ("cache", True)):
+        file.write_text(json.dumps({"cache": 0.002, "alone": 0.002, faster: 0.001}))
+        done = run_pyhobbit("chat", tiny_gguf, *on_rpc.CHAT, *options, "--stats-json", stats)
+        assert (done.returncode, done.stdout) == (0, here.stdout)
+        assert json.loads(stats.read_text())["on_device"] == on_device
+        assert said[faster] in done.stderr
+        with serving(tiny_gguf, tmp_path / "log", *options, "--ctx-size", 256) as server:
+            first = server.log.read_text()
+            assert f"pyhobbit: placement {said[faster]}" in first
+            assert ("(18.0 MiB), on RPC0" in first) == on_device
+
+
 @pytest.mark.parametrize(("n", "said"), [(0, "none"), (2, "2")])
 def test_layers_without_a_gpu_or_with_several_are_refused(
     monkeypatch: pytest.MonkeyPatch, n: int, said: str
 ) -> None:
-    monkeypatch.setattr(placement, "gpus", lambda: [SimpleNamespace(is_integrated=False)] * n)
+    monkeypatch.setattr(placement, "gpus", lambda: [SimpleNamespace(name="Vulkan0", is_integrated=False)] * n)
     with pytest.raises(ConfigError, match=f"needs one GPU, and {said} can be used"):
         placement.choose(models.tiny(), EngineConfig(cache=CacheConfig(placement="layers")))
