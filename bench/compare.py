@@ -127,7 +127,7 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
     config = BenchConfig(model, _arms(args, target, given), **given)  # refused before anything is made
     files.write_model(folder, args.shape, shape, args.type, holes=is_modelled)
     if config.low is not None:
-        files.write_low_tier(model, shape, args.low)
+        files.write_low_tier(model, shape, args.low, holes=is_modelled)
     return config
 
 

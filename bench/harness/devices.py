@@ -187,7 +187,8 @@ class Modelled(Device):
         return own if config.trace else own | {"routing": "seeded"}
 
     def routing(self, shape: trace.MoeShape, config: BenchConfig) -> trace.Routing:
-        return trace.alike(trace.seeded_routing(shape, self.n_before(config) + config.n_tokens, PROFILED))
+        chosen = trace.seeded_routing(shape, self.n_before(config) + config.n_tokens, PROFILED)
+        return trace.weighted(chosen, 0.6 if config.low else 0.0)
 
     def n_before(self, config: BenchConfig) -> int:
         return config.n_warm_up  # no prompt is modelled
@@ -224,5 +225,4 @@ def price_file(name: str) -> Path:
 
 
 def _device_settings(prices: Path) -> dict[str, str]:
-    words = json.loads(prices.read_text(encoding="utf-8"))["device"].split()
-    return dict(word.split("=", 1) for word in words)
+    return dict(word.split("=", 1) for word in json.loads(prices.read_text("utf-8"))["device"].split())

@@ -227,7 +227,7 @@ def write_model(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool
     return path
 
 
-def write_low_tier(model: Path, shape: Shape, kind: str) -> Path:
+def write_low_tier(model: Path, shape: Shape, kind: str, *, holes: bool = False) -> Path:
     """A sidecar with the experts in type `kind`, as random as those of the model. Raises HobbitError."""
     path = low_path(model, kind)
     low = [
@@ -235,7 +235,7 @@ def write_low_tier(model: Path, shape: Shape, kind: str) -> Path:
         for t in tensors(shape)
         if (part := routed_part(t.name))
     ]
-    _write(path, sidecar_metadata(read_gguf(model)), low, type_by_name(kind), ALIGNMENT)
+    _write(path, sidecar_metadata(read_gguf(model)), low, type_by_name(kind), ALIGNMENT, holes=holes)
     return path
 
 

@@ -58,16 +58,17 @@ def moe_shape(model: Path) -> MoeShape:
     return shape
 
 
-def alike(experts: NDArray[np.int32]) -> Routing:
-    """Every expert of a token weighs the same."""
-    return Routing(experts, np.full(experts.shape, 1 / experts.shape[2], np.float32))
+def weighted(experts: NDArray[np.int32], spread: float = 0.0) -> Routing:
+    """HOBBIT's thresholds make 66 % of two experts high and 31 % low by a spread of 0.6; all alike by 0."""
+    drawn = np.exp(spread * np.random.default_rng(_SEED).gumbel(size=experts.shape)).astype(np.float32)
+    return Routing(experts, -np.sort(-drawn) / drawn.sum(axis=2, keepdims=True))
 
 
 def sweep(shape: MoeShape) -> Routing:
     """As few tokens as choose every expert of every layer."""
     n_tokens = -(-shape.n_experts // shape.n_used)
     experts = np.arange(n_tokens * shape.n_used, dtype=np.int32).reshape(n_tokens, 1, -1) % shape.n_experts
-    return alike(np.repeat(experts, shape.n_layers, axis=1))
+    return weighted(np.repeat(experts, shape.n_layers, axis=1))
 
 
 def seeded_routing(shape: MoeShape, n_tokens: int, n_further: int = 0) -> NDArray[np.int32]:
@@ -103,7 +104,7 @@ def lay_over(trace: "Trace", shape: MoeShape) -> Routing:
     experts, weights = _tables(trace)
     if experts.shape[1:] == (shape.n_layers, shape.n_used) and trace.n_experts == shape.n_experts:
         return Routing(experts, weights / weights.sum(axis=2, keepdims=True))
-    laid = alike(np.empty((len(experts), shape.n_layers, shape.n_used), np.int32))
+    laid = weighted(np.empty((len(experts), shape.n_layers, shape.n_used), np.int32))
     for layer in range(shape.n_layers):
         source = layer % trace.n_layers
         further = (source + trace.n_layers // 2) % trace.n_layers

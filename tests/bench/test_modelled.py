@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bench import compare
 from bench.analysis.figures import uses_of
-from bench.harness import devices
+from bench.harness import devices, trace
 from bench.harness.arms import MODELLED
 from bench.harness.trace import MoeShape, seeded_routing
 from pyhobbit.errors import ConfigError
@@ -102,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(
-    folder: Path, arms: tuple[str, ...], share: float = 0.5, **changed: float
+    folder: Path, arms: tuple[str, ...], share: float = 0.5, low: tuple[str, ...] = (), **changed: float
 ) -> dict[str, dict[str, Any]]:
     """[arm], on a 4090 with these prices."""
     prices = json.loads((devices.SOURCES / "prices/4090-ddr5.json").read_text())
@@ -120,6 +120,7 @@ def _run(
         "6",
         "--type",
         "q8_0",
+        *low,
     ]
     words += ["--limits", str(share), "--tokens", "24", "--warm-up", "24", "--folder", str(folder)]
     words += ["--stock", str(models.stock_dir()), "--output", str(out), "--arms", *arms]
@@ -190,6 +191,18 @@ def test_twiddlers_placement_is_that_of_the_profile_and_stays(
         assert line["by_cpu"] < 0.05
         assert line["counters"]["evictions"] > 0
         assert line["hit_rate"] == pytest.approx(hits, abs=0.03)
+
+
+def test_two_tiers_move_their_own_bytes_by_the_papers_mix(folder: Path) -> None:
+    line = _run(folder, ("hobbit-gpu-0",), low=("--low", "q4_0"))["hobbit-gpu-0"]
+    found, weights = line["counters"], 3 * 512 * 512
+    sizes = {"high": weights * 34 // 32, "low": weights * 18 // 32}
+    assert found["bytes_transferred"] == sum(found[f"misses_{tier}"] * size for tier, size in sizes.items())
+    assert min(found["misses_low"], found["hits_low"], found["selections_skipped"]) > 0
+    weighted = trace.weighted(np.zeros((1000, 4, 2), np.int32), 0.6).weights
+    before = np.cumsum(weighted, axis=2) - weighted  # HOBBIT's scores
+    assert np.mean(before <= 0.6) == pytest.approx(0.67, abs=0.02)
+    assert np.mean(before > 0.9) == pytest.approx(0.03, abs=0.01)
 
 
 def test_it_repeats_itself_to_the_nanosecond(plain: dict[str, dict[str, Any]], folder: Path) -> None:
