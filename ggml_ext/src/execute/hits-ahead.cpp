@@ -101,7 +101,7 @@ bool hits_ahead::can_launch(const layer_section & section, inner_graph & inner) 
     input_                     = matmul->src[1];
     if (!inner.in_queue() || !inner.can_begin_layer(layer_) || matmul->ne[2] != 1 ||
         matmul->ne[1] != int64_t(index_.n_experts_used()) || cache_.n_slots(tier_id::high) == 0 ||
-        cache_.n_slots(tier_id::low) > 0 || !ggml_is_contiguous(input_) || input_->ne[1] != 1) {
+        !ggml_is_contiguous(input_) || input_->ne[1] != 1) {
         return false; // the CPU asks for each layer too, so the graph is searched last
     }
     return section.parts == index_.layer(layer_).parts &&
