@@ -59,7 +59,7 @@ def head_of(run: Run) -> dict[str, Any]:
         "tiers": ", ".join(f"{tier.name}: {'/'.join(tier.types)}" for tier in run.file.tiers),
         "calibration": run.file.calibration is not None,
         "text": sha256(run.text.encode()).hexdigest()[:12],
-        "parts of the text": run.n_chunks,
+        "parts of the text": f"{run.n_chunks} of {run.n_ctx} tokens",
         "memory": "25 % of the experts" if run.memory is None else format_size(run.memory),
         "cpu": machine["cpu"],
         "cores": machine["cores"],
@@ -142,7 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--text", type=Path, required=True, metavar="FILE", help="text of the kind that you ask about")
     add("--memory", type=parse_size, metavar="SIZE", help="limit (default: a quarter of the experts)")
     add("--hours", type=float, default=1.0, metavar="H", help="no part begins later (default: %(default)s)")
-    add("--chunks", type=int, default=8, metavar="N", help="parts of 512 tokens (default: %(default)s)")
+    add("--chunks", type=int, default=8, metavar="N", help="parts of the text (default: %(default)s)")
+    add("--ctx", type=int, default=Run.n_ctx, metavar="N", help="tokens of a part (default: %(default)s)")
+    add("--max-kl", type=float, nargs="+", default=Run.max_kl, metavar="NATS", help="limits of the rules")
     add("--reps", type=int, default=3, metavar="N", help="repetitions of speeds (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="computing threads (default: one per processor core)")
     add("--parts", nargs="+", choices=PARTS, default=[*PARTS], metavar="NAME", help=f"of {', '.join(PARTS)}")
@@ -157,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = args.output or args.model.with_name(f"{args.model.stem}-report")
         folder.mkdir(parents=True, exist_ok=True)
         file, text = read_model_file(args.model, None), read_text(args.text)
-        given = (args.memory, args.chunks, args.threads, args.reps)
+        given = (args.memory, args.chunks, args.threads, args.reps, args.ctx, args.max_kl)
         print(report(Run(args.model, text, file, folder, *given), args.hours, args.parts))
     except HobbitError as e:
         _say(with_options(str(e)))

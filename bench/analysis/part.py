@@ -53,7 +53,7 @@ SHARE = 0.25
 class Run:
     """A model and a text. memory: bytes, None for pools of SHARE.
 
-    n_chunks: parts of the text.  reps: repetitions of what is timed.
+    n_chunks: parts of the text, of n_ctx tokens.  reps: repetitions of what is timed.  max_kl: limits.
     """
 
     model: Path
@@ -64,6 +64,8 @@ class Run:
     n_chunks: int = 8
     n_threads: int | None = None
     reps: int = 3
+    n_ctx: int = CalibrationConfig.default_n_ctx
+    max_kl: Sequence[float] = (1e-3, 3e-3, 1e-2)
 
     @property
     def expert_bytes(self) -> int:
@@ -83,7 +85,7 @@ class Run:
             least = 0.0 if share else 4 * max(n_used.values()) / (n_experts * len(n_used))  # for small models
             bound = {"pools": max(1, int(self.expert_bytes * max(share or SHARE, least)))}
         cache = CacheConfig(**{**bound, **settings})
-        return EngineConfig(cache, CalibrationConfig.default_n_ctx, n_threads=self.n_threads)
+        return EngineConfig(cache, self.n_ctx, n_threads=self.n_threads)
 
     def evaluator(self, rule: str = "gate") -> Evaluator:
         """Strict: each token gets exactly what the rule decides."""

@@ -25,8 +25,7 @@ from pyhobbit.routing.observe import observed
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.settings.config import CalibrationConfig
 
-MAX_KL = (1e-3, 3e-3, 1e-2)
-TYPES = ("q8_0", "q6_k", "q5_k", "q4_0", "q3_k", "q2_k")
+TYPES = ("q8_0", "q6_k", "q5_k", "q5_0", "iq4_nl", "q4_0", "q3_k", "q2_k")  # rows must suit
 
 
 @contextlib.contextmanager
@@ -49,7 +48,8 @@ def _row(name: str, quality: Quality) -> dict[str, Any]:
     return {
         "experts": name, "setting": setting, "high / low / skipped, %": mix,
         "KiB per token": q.bytes_per_token / 1024, "perplexity": q.perplexity, "ratio": q.perplexity_ratio,
-        "mean KL": q.mean_kl, "99 % KL": q.p99_kl, "same top-1": q.same_top1,
+        "mean KL": q.mean_kl, "at most": q.kl_at_most, "99 % KL": q.p99_kl,
+        "total variation": q.total_variation, "same top-1": q.same_top1,
     }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def rules(run: Run) -> list[Figure]:
         }
         rows = [_row(name, quality) for name, quality in found.items()]
         fitted = _Fitted(run, opened, chunks)
-        for bound in MAX_KL:
+        for bound in run.max_kl:
             fits = {rule: fitted.measured(rule, bound, kept, reference) for rule in opened}
             rows += [_row(f"{NAMES[rule]}, KL at most {bound:g}", quality) for rule, quality in fits.items()]
             share = fits["gate"].bytes_per_token / found["all high"].bytes_per_token
@@ -112,7 +112,7 @@ def widths(run: Run) -> list[Figure]:
         chunks, kept = _halves(run.chunks(opened["gate"]))
         fitted = _Fitted(run, opened, chunks)
         reference = opened["gate"].reference(kept)
-        found = {bound: fitted.measured("edgemoe", bound, kept, reference) for bound in MAX_KL}
+        found = {bound: fitted.measured("edgemoe", bound, kept, reference) for bound in run.max_kl}
         low = np.reshape(fitted.costs["edgemoe"].low, (opened["gate"].info.n_layers, -1))
     rows = [_row(f"{NAMES['edgemoe']}, KL at most {bound:g}", quality) for bound, quality in found.items()]
     title = "divergence with one expert alone in low precision, nats"
@@ -128,18 +128,17 @@ def types(run: Run) -> list[Figure]:
     For each limit these are the smallest type that keeps it, and the next smaller one.
     """
     high = next(tier for tier in run.file.tiers if tier.name == "high")
-    smaller = [each for each in map(type_by_name, TYPES) if each.bits_per_weight < high.bits_per_weight]
+    fewer = [each for each in map(type_by_name, TYPES) if each.bits_per_weight < high.bits_per_weight]
+    smaller = [each for each in fewer if any(t.ne[0] % each.block == 0 for t in run.file.routed_tensors())]
     if not smaller:
         raise HobbitError(f"the experts have {high.bits_per_weight:.3g} bits, and no usual type has fewer")
     found, rows = {"keep": (0.0, run.expert_bytes)}, []
     for each in smaller:
         quality, n_bytes = _all_in(run, each.name)
         found[each.name] = (quality.mean_kl, n_bytes)
-        row = {"experts in": each.name, "of the model's bytes": n_bytes / run.expert_bytes}
-        row |= {"mean KL": quality.mean_kl, "ratio": quality.perplexity_ratio}
-        rows.append({**row, "same top-1": quality.same_top1})
+        rows.append({**_row(each.name, quality), "of the model's bytes": n_bytes / run.expert_bytes})
     pairs = []
-    for bound in MAX_KL:
+    for bound in run.max_kl:
         n_bytes, within = min(
             (n_bytes, name) for name, (mean_kl, n_bytes) in found.items() if mean_kl <= bound
         )

@@ -91,9 +91,9 @@ def _row(name: str, done: list[Decoded], reference: Decoded) -> dict[str, Any]:
     mix = (stats[0].selections_high, stats[0].selections_low, stats[0].selections_skipped)
     against = compared(reference.logits, done[0].logits, reference.targets)
     speeds = [n / each.seconds for each in done]
+    kl, variation, same = (float(np.mean(each)) for each in against[2:])
     return {
-        "configuration": name,
-        "token/s": median(speeds),
+        "configuration": name, "token/s": median(speeds),
         "least - most": f"{min(speeds):.4g} - {max(speeds):.4g}",
         "waiting for the disk": middle([each.stats.stall_s / each.seconds for each in done]),
         "hits": middle([n_hits / max(1, n_hits + n_misses) for n_hits, n_misses in hits]),
@@ -101,9 +101,9 @@ def _row(name: str, done: list[Decoded], reference: Decoded) -> dict[str, Any]:
         "computed twice": middle([s.tokens_repeated / n for s in stats]),
         "high / low / skipped": " / ".join(f"{part / stats[0].selections:.0%}" for part in mix),
         "predicted right": middle([s.predicted_right / s.predicted if s.predicted else None for s in stats]),
-        "KL divergence": float(np.mean(against.divergence)),
+        "KL divergence": kl, "total variation": variation, "same top-1": same,
         "perplexity": float(np.exp(np.mean(against.surprise))),
-    }
+    }  # fmt: skip
 
 
 def _table(run: Run, papers: str, title: str, arms: Arms, n_tokens: int = _DECODED) -> Figure:

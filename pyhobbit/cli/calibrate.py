@@ -133,7 +133,8 @@ def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") ->
 
     quality = report.quality
     share = quality.bytes_per_token / report.high_bytes_per_token
-    found = f"{share:.0%} of the bytes per token, {quality.same_top1:.0%} of the next tokens the same"
+    found = f"{share:.0%} of the bytes per token, {1 - quality.same_top1:.0%} of the next tokens change, "
+    found += f"total variation {quality.total_variation:.2g}"
     found += "" if report.checks else " (not checked on other text)"
     try:
         before, after = speed("lossless"), speed("small-loss")

@@ -76,12 +76,6 @@ class _Found:
     low_alone: Quality | None = None
 
     @property
-    def known_costs(self) -> Costs:
-        """Costs of a rule that has some."""
-        assert self.costs is not None
-        return self.costs
-
-    @property
     def rule(self) -> str:
         """The one that asks for the fewest bytes."""
         return min(self.by_rule, key=lambda rule: self.by_rule[rule].bytes_per_token)
@@ -278,11 +272,11 @@ def _further_numbers(bound: Bound, found: _Found, low_shares: dict[str, float]) 
 
 
 def _static_low(known: _Known, found: _Found) -> float | None:
-    if found.rule != "edgemoe":
+    if found.rule != "edgemoe" or found.costs is None:
         return None
     saved = 1 - known.info.mean_expert_bytes[1] / known.info.mean_expert_bytes[0]
     price = found.by_rule[found.rule].numbers["price"]
-    return float(np.mean(np.array(found.known_costs.low) < price * saved))
+    return float(np.mean(np.array(found.costs.low) < price * saved))
 
 
 def profile(

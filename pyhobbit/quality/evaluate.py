@@ -46,8 +46,9 @@ class Quality:
 
     perplexity: as llama-perplexity counts it.  perplexity_ratio: to that in high precision.
     mean_kl, p99_kl: mean and 99th percentile of the Kullback-Leibler divergence of the predictions from those
-    in high precision, in nats per token.  same_top1: share of the tokens whose most probable successor is
-    that in high precision.  share_*: of the (token, expert) selections.
+    in high precision, in nats per token.  total_variation: mean, 0 to 1; of drawn tokens at least so many
+    differ.  same_top1: share of the tokens whose most probable successor is that in high precision.
+    share_*: of the (token, expert) selections.
     bytes_per_token: of the experts that a token asks for, as if none were resident.
     bytes_read_per_token: what was read, which depends on pools and batch.
     *_at_most: bounds with CONFIDENCE, see upper_bound(); infinite for too few chunks.
@@ -58,6 +59,7 @@ class Quality:
     perplexity_ratio: float
     mean_kl: float
     p99_kl: float
+    total_variation: float
     same_top1: float
     share_high: float
     share_low: float
@@ -121,13 +123,13 @@ class Evaluator(Closing):
         self, path: Path, config: EngineConfig | None = None, rule: str = "gate", *, one_by_one: bool = False
     ) -> None:
         """config.n_ctx: tokens of a chunk.  rule: hobbit.rule.  one_by_one: a token per pass."""
-        self._path, self._rule, self._one_by_one = path, rule, one_by_one
+        self._path, self.rule, self._one_by_one = path, rule, one_by_one
         self._config = config or EngineConfig()
         self._session: Session | None = None
         self._observer_error: BaseException | None = None
 
     def __enter__(self) -> "Evaluator":
-        settings = evaluation_settings(self._config, self._rule)
+        settings = evaluation_settings(self._config, self.rule)
         self._session = Session(self._path, settings, self._set_context, verbose=self._config.verbose)
         return self
 
@@ -140,7 +142,7 @@ class Evaluator(Closing):
     def _set_context(self, params: Any, model: Model) -> None:
         if not model.cache:
             raise HobbitError(f"{self._path} is a dense model: it has no experts to choose a precision for")
-        info, by_price = model.cache.info(), self._rule in ("price", "edgemoe")
+        info, by_price = model.cache.info(), self.rule in ("price", "edgemoe")
         if info["n_tiers"] > 1:
             # the context makes the pools, and these numbers need both
             if by_price:
@@ -170,11 +172,6 @@ class Evaluator(Closing):
     def stats(self) -> CacheStats:
         """Counters since opening."""
         return self._opened().cache.stats()
-
-    @property
-    def rule(self) -> str:
-        """The precision rule (hobbit.rule)."""
-        return self._rule
 
     def set_costs(self, costs: Costs) -> None:
         """Sets the costs of the rule price. Raises HobbitError."""
@@ -242,6 +239,7 @@ class Evaluator(Closing):
             perplexity_ratio=float(np.exp(surprise - np.mean(tokens.reference_surprise))),
             mean_kl=float(np.mean(tokens.divergence)),
             p99_kl=float(np.percentile(tokens.divergence, 99)),
+            total_variation=float(np.mean(tokens.total_variation)),
             same_top1=float(np.mean(tokens.same_top1)),
             share_high=counted.selections_high / n,
             share_low=counted.selections_low / n,
@@ -322,12 +320,13 @@ class Comparison(NamedTuple):
     """Predictions beside those of a reference, one value for each token.
 
     surprise, reference_surprise: -ln P(target).  divergence: Kullback-Leibler, from the reference, in nats.
-    same_top1: whether both find the same token most probable.
+    total_variation: half of the sum of the differences.  same_top1: whether the most probable token is equal.
     """
 
     surprise: np.ndarray
     reference_surprise: np.ndarray
     divergence: np.ndarray
+    total_variation: np.ndarray
     same_top1: np.ndarray
 
 
@@ -337,9 +336,11 @@ def compare(reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> C
     for rows, found in _log_softmax_blocks(logits):
         wanted = log_softmax(reference[rows])
         at_target = (np.arange(len(found)), targets[rows])
-        divergence = (np.exp(wanted) * (wanted - found)).sum(axis=-1)
+        chance = np.exp(wanted)
+        divergence = (chance * (wanted - found)).sum(axis=-1)
+        variation = np.abs(chance - np.exp(found)).sum(axis=-1) / 2
         same_top1 = wanted.argmax(axis=-1) == found.argmax(axis=-1)
-        blocks.append((-found[at_target], -wanted[at_target], divergence, same_top1))
+        blocks.append((-found[at_target], -wanted[at_target], divergence, variation, same_top1))
     return Comparison(*map(np.concatenate, zip(*blocks, strict=True)))
 
 

@@ -12,7 +12,7 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.native.files import write_text
 from pyhobbit.quality.evaluate import Quality
 
-_VERSION = 3
+_VERSION = 4
 
 
 class Measurements:

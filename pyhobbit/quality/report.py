@@ -93,7 +93,8 @@ class CalibrationReport:
         lines = [
             f"  fit        perplexity {quality.perplexity:.3f} ({quality.perplexity_ratio - 1:+.2%} on "
             f"{quality.perplexity / quality.perplexity_ratio:.3f}), KL divergence {quality.mean_kl:.2g} "
-            f"(99th percentile {quality.p99_kl:.2g}), same top-1 {quality.same_top1:.1%}",
+            f"(99th percentile {quality.p99_kl:.2g}), total variation {quality.total_variation:.2g}, "
+            f"{1 - quality.same_top1:.1%} of the most probable tokens change",
             f"  experts    {quality.share_high:.1%} high, {quality.share_low:.1%} low, "
             f"{quality.share_skipped:.1%} skipped; {format_size(quality.bytes_per_token)} per token, "
             f"{quality.bytes_per_token / self.high_bytes_per_token:.0%} of what all-high reads",

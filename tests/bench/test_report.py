@@ -158,7 +158,7 @@ def test_the_types_of_a_limit_are_those_on_either_side(
     model = models.tiny()
     run = Run(model, TEXT.read_text(), read_model_file(model, None), tmp_path, n_chunks=1, n_threads=1)
     alone, pairs = (figure["rows"] for figure in quality.types(run))
-    assert [row["experts in"] for row in alone] == ["q8_0", "q4_0", "q2_K"]
+    assert [row["experts"] for row in alone] == ["q8_0", "q4_0", "q2_K"]
     assert alone[0]["mean KL"] < 1e-3 < alone[1]["mean KL"] < 1e-2 < alone[2]["mean KL"]
     of = {row["KL at most"]: row["pyhobbit convert"] for row in pairs}
     assert of[1e-3] == "--high q8_0 --low q4_0"

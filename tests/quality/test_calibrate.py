@@ -320,7 +320,7 @@ def test_a_stopped_calibration_goes_on_where_it_was(monkeypatch: pytest.MonkeyPa
 
 def test_measurements_of_something_else_or_damaged_ones_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "m.partial.json"
-    good = Quality({}, *range(12))
+    good = Quality({}, *range(13))
     assert Measurements(path, {"text": "a"}).measured("x", lambda: good) == good
     assert len(Measurements(path, {"text": "a"})) == 1
     assert Measurements(path, {"text": "a"}).measured("x", pytest.fail) == good
@@ -340,7 +340,7 @@ def test_measurements_of_another_model_of_the_same_size_are_dropped(tmp_path: Pa
         with Evaluator(model, QUICK_ENGINE) as evaluator:
             return calibration._measurements(evaluator, model, "a text", [], None)
 
-    stored().measured("x", lambda: Quality({}, *range(12)))
+    stored().measured("x", lambda: Quality({}, *range(13)))
     assert len(stored()) == 1
     low = next(tensor for tensor in read_gguf(model).tensors if ".low." in tensor.name)
     with model.open("r+b") as file:
@@ -399,12 +399,14 @@ def test_a_stale_calibration_is_replaced(
     done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--set", f"rule={rule}")
     assert done.returncode == 0, done.stderr
     assert calibration_path(model).read_bytes() != stale
-    short = r"In short: (\d+)% of the bytes per token, (\d+)% of the next tokens the same \(not .*\), about"
+    short = r"In short: (\d+)% of the bytes per token, (\d+)% of the next tokens change, "
+    short += r"total variation (\S+) \("
     first, *places = done.stdout.splitlines()
-    (bytes_, same) = re.search(short, first).groups()  # type: ignore[union-attr]
+    (bytes_, changed, variation) = re.search(short, first).groups()  # type: ignore[union-attr]
     assert [each.split()[0] for each in places] == ["stored", "others"]
     quality = calibrated[1]["quality"]
-    assert int(same) == round(100 * quality["same_top1"])
+    assert int(changed) == round(100 * (1 - quality["same_top1"]))
+    assert variation == f"{quality['total_variation']:.2g}"
     assert int(bytes_) == round(100 * quality["bytes_per_token"] / calibrated[1]["high_bytes_per_token"])
 
 

@@ -47,6 +47,7 @@ def test_the_figures_of_a_token_are_those_worked_by_hand() -> None:
     assert found.reference_surprise == pytest.approx([math.log(2), math.log(4 / 3)], abs=1e-6)
     expected = [0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0.0]
     assert found.divergence == pytest.approx(expected, abs=1e-6)
+    assert found.total_variation == pytest.approx([0.25, 0.0], abs=1e-6)
     assert found.same_top1.tolist() == [False, True]
 
 
@@ -137,6 +138,7 @@ def test_high_precision_differs_in_nothing_from_itself(
 ) -> None:
     quality = opened.measure(chunks, reference)
     assert (quality.mean_kl, quality.p99_kl, quality.same_top1, quality.perplexity_ratio) == (0, 0, 1, 1)
+    assert quality.total_variation == 0
     assert quality.perplexity == evaluate.perplexity(reference, chunks)
     assert (quality.share_high, quality.share_low, quality.share_skipped) == (1, 0, 0)
     high_bytes = models.routed_expert_bytes(models.tiny_experts("f16")) / (N_LAYERS * N_EXPERTS)

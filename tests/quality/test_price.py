@@ -200,6 +200,7 @@ class Invented:
             perplexity_ratio=1,
             mean_kl=float(loss.sum(axis=-1).mean()),
             p99_kl=0,
+            total_variation=0,
             same_top1=1,
             share_high=shares[0],
             share_low=shares[1],
