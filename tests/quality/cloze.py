@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""Cloze tasks, answered token by token through the engine.
+
+    PYTHONPATH=tests python tests/quality/cloze.py MODEL [CALIBRATED ...] --text FILE
+
+A task is a piece of the text and four ways to go on: its own, and three of other places. The answer is the
+one with the largest likelihood by token. Each CALIBRATED model adds the rule of its calibration as an arm.
+Own tasks are lines of JSON in --tasks FILE: {"context": "...", "choices": ["...", "..."], "right": 0}.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import rpc_server
+
+from pyhobbit.engine.session import Session, one_sequence
+from pyhobbit.engine.stats import CacheStats
+from pyhobbit.model.model_file import read_model_file
+from pyhobbit.native.rpc_servers import add_rpc_servers
+from pyhobbit.quality.evaluate import log_softmax
+from pyhobbit.settings.config import CacheConfig, EngineConfig
+from pyhobbit.settings.papers import settings_of
+
+CONTEXT, CONTINUED, N_CHOICES = 12, 3, 4  # tokens, and ways to go on: 24 tokens to read in all
+N_CTX = 256
+ALONE: Mapping[str, Any] = {"policy": "lru", "prefetch": 0, "calibrated": False}
+HIGH: Mapping[str, Any] = {**ALONE, "rule": "gate", "t1": 1.0}
+STRICT: Mapping[str, Any] = {**ALONE, "strict": True}
+EARLY: Mapping[str, Any] = {**HIGH, "device": "RPC0", "mode": "cooperative", "prefetch": 1, "early": True}
+Arms = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Token ids. right: number of the true choice."""
+
+    context: Sequence[int]
+    choices: Sequence[Sequence[int]]
+    right: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Arrays by task.  chosen: the likeliest choice.  chance: mean log-probability of each one's tokens.
+
+    n_tokens: that were computed.
+    """
+
+    chosen: np.ndarray
+    chance: np.ndarray
+    n_tokens: int
+    stats: CacheStats
+
+
+def mobile(confidence: float) -> dict[str, Any]:
+    """MoBiLE's second pass over tokens that are not more probable than this."""
+    return {**settings_of("mobile", {}), **STRICT, "confidence": confidence, "rule": "rank"}
+
+
+ARMS: Arms = {
+    "all high": HIGH,
+    "Eq. 2, 0.6 and 0.9": {**STRICT, "t1": 0.6, "t2": 0.9},
+    "Eq. 2, 0.6 and 1": {**STRICT, "t1": 0.6, "t2": 1.0},
+    "rank": {**STRICT, "rule": "rank"},
+    "rank, second pass at 0.7": mobile(0.7),
+    "degraded": {**HIGH, "degrade": True},
+    "early": EARLY,
+}
+
+
+def of_text(tokens: Sequence[int], n: int) -> list[Task]:
+    """n tasks from evenly spaced places of a text; wrong choices are the true ones of other places."""
+    size, random = CONTEXT + CONTINUED, np.random.default_rng(0)
+    starts = [i * (len(tokens) - size) // n for i in range(n)]
+    pieces = [tokens[start : start + size] for start in starts]
+    ends = [tuple(piece[CONTEXT:]) for piece in pieces]
+    found = []
+    for piece, end in zip(pieces, ends, strict=True):
+        others = sorted({each for each in ends if each[0] != end[0]})
+        picked = random.choice(len(others), N_CHOICES - 1, replace=False)
+        right = int(random.integers(N_CHOICES))
+        choices = [others[i] for i in picked]
+        found.append(Task(piece[:CONTEXT], [*choices[:right], end, *choices[right:]], right))
+    return found
+
+
+def of_user(session: Session, path: Path) -> list[Task]:
+    found = []
+    for line in map(json.loads, path.read_text().splitlines()):
+        context, *choices = (
+            session.model.tokenize(text, begins_text=not i)
+            for i, text in enumerate((line["context"], *line["choices"]))
+        )
+        found.append(Task(context, choices, line["right"]))
+    return found
+
+
+@contextlib.contextmanager
+def opened(model: Path, share: float, settings: Mapping[str, Any]) -> Iterator[Session]:
+    """share: of the experts in high precision that the pools hold."""
+    high = next(tier.n_bytes for tier in read_model_file(model, None).tiers if tier.name == "high")
+    given = dict(settings)
+    pools, is_calibrated = given.pop("pools", int(share * high)), given.pop("calibrated", True)
+    config = EngineConfig(CacheConfig(pools=pools, **given), N_CTX, n_threads=1)
+    overrides = config.cache.settings() | {
+        "hobbit.calibrated": is_calibrated,
+        "hobbit.prefetch_trials": False,
+    }
+    with Session(model, overrides, one_sequence(config)) as session:
+        yield session
+
+
+def answers(session: Session, tasks: Sequence[Task]) -> Answers:
+    """Computes one token at a time, so that rules for single tokens act."""
+    context, before, n_tokens = session.context, session.cache.stats(), 0
+
+    def after(tokens: Sequence[int]) -> np.ndarray:
+        nonlocal n_tokens
+        for token in tokens:
+            context.evaluate([token])
+        n_tokens += len(tokens)
+        return log_softmax(context.last_logits()[0])
+
+    def likelihood(choice: Sequence[int], first: np.ndarray, n_context: int) -> float:
+        context.truncate(n_context)
+        found = [first, *(after([token]) for token in choice[:-1])]
+        return float(np.mean([of[token] for of, token in zip(found, choice, strict=True)]))
+
+    chance = []
+    for task in tasks:
+        context.truncate(0)
+        first = after(task.context)
+        chance.append([likelihood(choice, first, len(task.context)) for choice in task.choices])
+    chosen = np.array([np.argmax(of_task) for of_task in chance])
+    return Answers(chosen, np.array(chance, object), n_tokens, session.cache.stats().since(before))
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """Mean of paired differences, and half the width of its interval at 95 %."""
+    return float(differences.mean()), 1.96 * float(differences.std(ddof=1)) / math.sqrt(len(differences))
+
+
+def row(name: str, found: Answers, high: Answers, right: np.ndarray) -> str:
+    is_right = (found.chosen == right).astype(float)
+    mean, half = interval(is_right - (high.chosen == right))
+    s = found.stats
+    mix = (s.selections_high, s.selections_low, s.selections_skipped)
+    parts = " / ".join(f"{100 * part / s.selections:.0f}" for part in mix)
+    other = s.selections_replaced / s.selections, s.selections_early / s.selections
+    of_all = [f"{100 * share:.0f}" for share in (s.tokens_repeated / found.n_tokens, *other)]
+    change = np.mean(found.chosen != high.chosen)
+    accuracy = f"{100 * is_right.mean():.1f} | {100 * mean:+.1f} ± {100 * half:.1f} | {100 * change:.1f}"
+    return f"| {name} | {accuracy} | {parts} | {' | '.join(of_all)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("model", type=Path, nargs="+")
+    add("--text", type=Path)
+    add("--tasks", type=Path)
+    add("-n", type=int, default=300, help="tasks of the text (default: %(default)s)")
+    add("--pools", type=float, default=0.5, help="share of the experts in memory (default: %(default)s)")
+    add("--arms", nargs="+", default=[*ARMS], choices=ARMS, help="beside all high")
+    args = parser.parse_args()
+    model, *calibrated = args.model
+    arms = [(name, model, ARMS[name]) for name in dict.fromkeys(["all high", *args.arms])]
+    arms += [
+        (f"calibrated, {each.stem}", each, {"policy": "lru", "prefetch": 0, "strict": True})
+        for each in calibrated
+    ]
+    with opened(model, args.pools, HIGH) as session:
+        if args.tasks:
+            tasks = of_user(session, args.tasks)
+        else:
+            tasks = of_text(session.model.tokenize(args.text.read_text()), args.n)
+    print(
+        "| arm | right, % | less all high | answers that change, % | high / low / skipped, % "
+        "| computed twice, % | replaced, % | early, % |\n|---|---|---|---|---|---|---|---|"
+    )
+    right, high = np.array([task.right for task in tasks]), None
+    for name, path, settings in arms:
+        with contextlib.ExitStack() as stack:
+            if "device" in settings:
+                address, _ = stack.enter_context(rpc_server.running(models.lib_dir()))
+                add_rpc_servers(address)
+            found = answers(stack.enter_context(opened(path, args.pools, settings)), tasks)
+        high = high or found
+        print(row(name, found, high, right), flush=True)
+
+
+if __name__ == "__main__":
+    main()
