@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """English text that Debian packages ship: what healing reads, and two kinds that it does not see.
 
-python texts.py FOLDER    # writes twelve pieces of each unseen text, for llama-perplexity
+python texts.py FOLDER    # writes twelve pieces of each unseen text, and in unseen.txt both in turn
 """
 
 import gzip
@@ -66,7 +66,10 @@ def _plain(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    found = []
     for name, files in UNSEEN.items():
         text = read(name, files)
-        pieces = [text[at : at + 3000] for at in range(0, len(text), len(text) // 12)][:12]
-        (Path(sys.argv[1]) / f"{name}.txt").write_text("\n".join(pieces), encoding="utf-8")
+        found.append([text[at : at + 3000] for at in range(0, len(text), len(text) // 12)][:12])
+        (Path(sys.argv[1]) / f"{name}.txt").write_text("\n".join(found[-1]), encoding="utf-8")
+    both = (piece for pair in zip(*found, strict=True) for piece in pair)
+    (Path(sys.argv[1]) / "unseen.txt").write_text("\n".join(both), encoding="utf-8")
