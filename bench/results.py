@@ -35,8 +35,7 @@ It has up to eight points of each plot. [bench/README.md](../../bench/README.md#
 
 def page(head: Mapping[str, Any], by_part: Mapping[str, Mapping[str, Any]]) -> str:
     """HTML that needs no other file. by_part: the last line of each part."""
-    own = section(head, by_part, draws=True)
-    text = [line if line.startswith("<img ") else escape(line) for line in own]
+    text = [x if x.startswith("<img ") else escape(x) for x in section(head, by_part, draws=True)]
     title = f"<meta charset='utf-8'><title>The papers on {escape(head['model'])}</title>"
     return "\n".join([f"<!DOCTYPE html>{title}<pre>", *text, "</pre>", ""])
 
@@ -46,7 +45,7 @@ def section(
 ) -> Iterator[str]:
     """The lines of one report's section in Markdown. draws: plots are elements of HTML in place of tables."""
     yield f"## {head['model']}, {head.get('cpu')}, {head.get('memory')}"
-    yield from ("", *markdown([{"what": name, "value": _cell(value)} for name, value in head.items()]))
+    yield from ("", "; ".join(f"{name}: {_cell(value)}" for name, value in head.items()) + ".")
     for line in by_part.values():
         yield from (text for note in line.get("notes", ()) for text in ("", f"**{note}**"))
         for figure in line.get("figures", ()):
