@@ -5,25 +5,29 @@
     python -m bench.compare --model MODEL.gguf --arms stock ours --limits 0.25
     python -m bench.compare --device CUDA0 --stock build/stock-cuda/bin --shape mixtral-8x7b --layers 8
     python -m bench.compare --prices 4090-ddr5 --shape qwen3-30b-a3b --limits 0.25
+    python -m bench.compare --model MODEL.gguf --clients 1 2 4 8 --limits 0.25 0.5 1
 
 Arms take turns, each in a process of its own. A limit bounds its memory, with an empty page cache; with
---device it is the device's memory for experts, and with --prices that of a machine that is modelled. The arm
-stock-128k sets the readahead of the disk for all programs while it runs. docs/measurements.md explains the
-columns, docs/modelled.md those of a modelled machine. NAME@N is an arm with N tokens of a prompt per pass.
+--device it is the device's memory for experts, and with --prices that of a machine that is modelled. With
+--clients servers answer as many at once. The arm stock-128k sets the readahead of the disk for all programs
+while it runs. docs/measurements.md explains the columns, docs/modelled.md those of a modelled machine. NAME@N
+is an arm with N tokens of a prompt per pass.
 """
 
 import argparse
+import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from bench.harness import files, runner
-from bench.harness.arms import BY_NAME, DEVICE_ARMS, MODELLED, Arm, choose_arms
-from bench.harness.devices import Device, Modelled, experts_of
+from bench.harness.arms import BY_NAME, DEVICE_ARMS, SERVER_ARMS, choose_arms
+from bench.harness.devices import Device, Modelled
 from bench.harness.runner import BenchConfig, Host
-from bench.harness.system import FOLDER, Output, add_output, option_parser, terminable
+from bench.harness.served import Served
+from bench.harness.system import FOLDER, option_parser, terminable
 from bench.harness.table import Results, table
 from pyhobbit.cli.main import with_options
 from pyhobbit.errors import ConfigError, HobbitError
@@ -31,49 +35,21 @@ from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 
-_ON_DEVICE: dict[str, Any] = {"limits": (0.2, 0.3, 0.5)}
-_ON_MODELLED: dict[str, Any] = {"limits": (0.25,), "reps": 1, "n_warm_up": 64}
-
-
-def _limit(text: str) -> float | None:
-    try:
-        return None if text == "none" else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no share; give numbers such as 0.25, or none") from None
-
-
-_OPTIONS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
-    ("layers N", {"type": int}, "layers of the shape (default: as in the real model)"),
-    ("type TYPE", {"default": "q4_0"}, "type of the shape's weights (default: %(default)s)"),
-    ("low TYPE", {}, "also make a low tier of the experts in this type"),
-    ("folder DIR", {"type": Path}, "folder of generated models, which are reused (default: bench-models)"),
-    ("trace FILE", {"type": Path}, "replay this routing (default: the model's own; seeded with --prices)"),
-    ("rpc HOST:PORT", {}, "ggml-rpc-server that offers the device"),
-    ("arms NAME", {"nargs": "+"}, "arms to run (default: all that the files allow)"),
-    (
-        "limits F",
-        {"type": _limit, "nargs": "*"},
-        "shares of the model, or of the experts on a device; or none",
-    ),
-    ("reps N", {"type": int}, "repetitions (default: 5)"),
-    ("prompts N", {"type": int, "nargs": "+"}, "tokens of prompts (default: 16 128 512; with --trace: 16)"),
-    (
-        "tokens N",
-        {"type": int, "dest": "n_tokens"},
-        "most tokens to decode (default: 64; of a trace up to 96)",
-    ),
-    ("warm-up N", {"type": int, "dest": "n_warm_up"}, "most tokens before (default: 32; of a trace 16)"),
-    ("seconds S", {"type": float}, "time limit of decoding (default: 60)"),
-    ("threads N", {"type": int, "dest": "n_threads"}, "compute threads (default: one per core)"),
-    ("stock DIR", {"type": Path}, "libraries of make stock (default: build/stock/bin)"),
-    ("t1 F", {"type": float}, "threshold of the rule gate (default: 0.6, HOBBIT's)"),
-    ("t2 F", {"type": float}, "the other threshold (default: 0.9)"),
+_NOT_SERVED = ("trace", "low", "rpc", "warm-up", "seconds", "threads", "t1", "t2")
+_OPTIONS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("layers", "layers of the shape (default: as in the real model)", {"type": int}),
+    ("type", "type of the shape's weights (default: %(default)s)", {"default": "q4_0"}),
+    ("low", "also make a low tier of the experts in this type", {}),
+    ("folder", "folder of generated models, which are reused (default: bench-models)", {"type": Path}),
+    ("rpc", "ggml-rpc-server that offers the device, HOST:PORT", {}),
+    ("arms", "arms to run (default: all that the files allow)", {"nargs": "+"}),
+    ("output", "folder of the results (default: a new one in bench-results)", {"type": Path}),
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options of a comparison."""
-    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS}
+    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS, "arms with --clients": SERVER_ARMS}
     parser.epilog = "\n\n".join(
         "\n".join([f"{title}:", *(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())])
         for title, arms in lists.items()
@@ -85,16 +61,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--device", metavar="NAME", help="run on this device, as ggml names it, like CUDA0")
     prices = "run on a modelled machine: a name of tests/modelled_device/prices, or a path"
     place.add_argument("--prices", metavar="NAME", help=prices)
-    for option, given, what in _OPTIONS:
-        name, metavar = option.split()
-        parser.add_argument(f"--{name}", metavar=metavar, help=what, **given)
-    add_output(parser)
+    place.add_argument("--clients", type=int, nargs="+", metavar="N", help="run servers, with N clients each")
+    for name, text, given in _OPTIONS:
+        flags = ("-o", "--output") if name == "output" else (f"--{name}",)
+        parser.add_argument(*flags, metavar=name.upper(), help=text, **given)
+    for name, option in BenchConfig.options().items():
+        parser.add_argument(f"--{option['name']}", dest=name, **option["given"])
 
 
 def target_of(args: argparse.Namespace) -> Host:
     """The place where the arms run. Raises HobbitError."""
     if args.prices is not None:
         return Modelled.of(args.prices)
+    if args.clients is not None:
+        by_option = {option["name"]: name for name, option in BenchConfig.options().items()}
+        given = [each for each in _NOT_SERVED if getattr(args, by_option.get(each, each)) is not None]
+        if given or len(args.prompts or "1") > 1:
+            what = (given or ["second prompt"])[0]
+            raise ConfigError(f"servers take no {what}; leave it out, or --clients")
+        if min(args.clients) < 1:
+            raise ConfigError("--clients takes positive numbers")
+        return Served(args.clients)
     if args.device is None:
         return Host()
     target = Device(args.device, args.rpc)
@@ -104,39 +91,32 @@ def target_of(args: argparse.Namespace) -> Host:
 
 def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
     """The run that the options ask for; makes the model of a shape. Raises HobbitError."""
-    given: dict[str, Any] = {
-        field.name: tuple(each for each in value if each is not None) if isinstance(value, list) else value
-        for field in fields(BenchConfig)
-        if field.default is not MISSING and (value := getattr(args, field.name, None)) is not None
+    given: dict[str, Any] = dict(target.usual) | {
+        name: tuple(one for one in value if one is not None) if isinstance(value, list) else value
+        for name in ("arms", *BenchConfig.options())
+        if (value := getattr(args, name)) is not None
     }
-    is_modelled = isinstance(target, Modelled)
-    given = {**(_ON_MODELLED if is_modelled else _ON_DEVICE if isinstance(target, Device) else {}), **given}
     if args.trace is not None:
         given = runner.trace_windows(args.trace, given)
+    is_modelled = isinstance(target, Modelled)
     if args.model is not None:
         if args.low or args.layers or is_modelled:
             raise ConfigError(
                 "--low, --layers and --prices are for a --shape; pyhobbit convert --sidecar adds a low tier"
             )
         model, given["low"] = args.model, own_low_tier(args.model)
-        return BenchConfig(model, _arms(args, target, given), **given)
-    shape = files.SHAPES[args.shape].scaled(args.layers)
-    folder = args.folder or (FOLDER / "models" if is_modelled else Path("bench-models"))
-    model = files.model_path(folder, args.shape, shape, args.type, holes=is_modelled)
-    given["low"] = files.low_path(model, args.low) if args.low else None
-    config = BenchConfig(model, _arms(args, target, given), **given)  # refused before anything is made
-    files.write_model(folder, args.shape, shape, args.type, holes=is_modelled)
-    if config.low is not None:
+    else:
+        shape = files.SHAPES[args.shape].scaled(args.layers)
+        folder = args.folder or (FOLDER / "models" if is_modelled else Path("bench-models"))
+        model = files.model_path(folder, args.shape, shape, args.type, holes=is_modelled)
+        given["low"] = files.low_path(model, args.low) if args.low else None
+    given["arms"] = choose_arms(given.get("arms"), given["low"] is not None, target.arms)
+    config = BenchConfig(model, **given)  # refused before anything is made
+    if args.shape is not None:
+        files.write_model(folder, args.shape, shape, args.type, holes=is_modelled)
+    if args.low:
         files.write_low_tier(model, shape, args.low, holes=is_modelled)
     return config
-
-
-def _arms(args: argparse.Namespace, target: Host, given: Mapping[str, Any]) -> tuple[Arm, ...]:
-    has_low = given["low"] is not None
-    if not isinstance(target, Device):
-        return choose_arms(args.arms, has_low)
-    names = list(MODELLED) if isinstance(target, Modelled) and args.arms is None else args.arms
-    return choose_arms(names, has_low, DEVICE_ARMS)
 
 
 def own_low_tier(model: Path) -> Path | None:
@@ -156,12 +136,23 @@ def compared(args: argparse.Namespace) -> None:
     """Runs, and writes the table beside the lines of JSON. Raises HobbitError, also if runs failed."""
     target = target_of(args)
     config = configured(args, target)
-    for share in config.limits if isinstance(target, Device) else ():
-        experts_of(config.model).budget(share)
-    out = Output(args.output, config.model.stem)
+    named = f"{config.model.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = args.output or Path("bench-results") / named
+    path = folder / "results.jsonl"
+    if path.exists():
+        raise HobbitError(f"{path} exists; give another folder with --output, or remove it")
+
+    def tell(record: runner.Record) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            print(json.dumps(record), file=file)
+
     with terminable():
-        results = Results(runner.run(config, out.line, target))
-    out.table(table(results))
+        results = Results(runner.run(config, tell, target))
+    text = table(results)
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    print(f"\n{folder} contains this run: results.jsonl and table.md", file=sys.stderr)
     if errors := results.errors():
         raise HobbitError("some runs failed: " + "; ".join(errors))
 

@@ -85,9 +85,9 @@ def _uses(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
     share = (np.searchsorted(of_paths, 0.99) + 1) / len(of_paths)
     some = np.unique(np.linspace(0, len(of_paths) - 1, 60).astype(int))
     title = f"{len(of_paths)} paths of best experts; {share:.0%} of them carry 99 % of the tokens"
-    given = {"x_label": "share of the paths, the most frequent first", "percent": True, "x_percent": True}
-    places = (some + 1) / len(of_paths)
-    yield figure("lines", "EdgeMoE Fig. 4", title, x=places, series={"tokens": of_paths[some]}, **given)
+    places, label = (some + 1) / len(of_paths), "share of the paths, the most frequent first"
+    series = {"tokens": of_paths[some]}
+    yield figure("lines", "EdgeMoE Fig. 4", title, x=places, series=series, x_label=label)
     uses = figures.uses_of(seen.experts, n_experts)
     hits = [(share, *placement_hits(uses, share)) for share in (56 / 256, 125 / 256)]
     title = "uses by the most used; hits of the most used, random and least used: " + "; ".join(
@@ -150,7 +150,7 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
     ):
         title = f"share of {what} that a router names on an earlier layer's input"
         series = {**by_distance(rows), "by chance": [chance] * len(blocks)}
-        yield by_layer(papers, title, blocks, series, percent=True, x_label="layer whose input is used")
+        yield by_layer(papers, title, blocks, series, x_label="layer whose input is used")
     recall = [{"predictor": "router", "recall": np.nanmean(found.top_k[0])}]
     shape = seen.layers[-1] + 1, max(len(each.weight) for each in routers), seen.experts.shape[2]
     for name in (each for each in OPTIONS["predictor"][0].choices if each != "router"):
@@ -200,7 +200,7 @@ def skipping(run: Run) -> list[Figure]:
             perplexity[name].append(quality.perplexity)
             divergence[name].append(quality.mean_kl)
     label = "share of the selections, least important first"
-    given: dict[str, Any] = {"x": [0.0, *places], "x_percent": True, "x_label": label}
+    given: dict[str, Any] = {"x": [0.0, *places], "x_label": label}
     series = {"perplexity": perplexity, "KL divergence from all high": divergence}
     return [figure("lines", "HOBBIT Fig. 3b", title, series=each, **given) for title, each in series.items()]
 

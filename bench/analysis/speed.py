@@ -1,79 +1,59 @@
 # SPDX-License-Identifier: MIT
 """Parts that decode the text token by token under the memory: speed and quality of each configuration.
 
-Each arm runs in a process of its own, in turn with the others, and is warm before its tokens count.
+Each runs in the comparison's measuring process, in turn with the others, and is warm before its tokens count.
 """
 
-import time
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from bench.analysis.part import Figure, Run, calibrated, table
-from pyhobbit.engine.session import Session, one_sequence
-from pyhobbit.engine.stats import CacheStats
+from bench.harness import runner
+from bench.harness.worker import Job
 from pyhobbit.errors import HobbitError
 from pyhobbit.quality.evaluate import compare as compared
 from pyhobbit.settings.papers import settings_of
 
 _PROMPT, _WARM_UP, _DECODED = 64, 128, 96  # tokens; a trial of prefetch takes up to 96
 _OF_WORDS = 384  # tokens
+_HOUR = 3600.0
 _HIGH: Mapping[str, Any] = {"rule": "gate", "t1": 1.0}
 _LRU: Mapping[str, Any] = {**_HIGH, "policy": "lru", "prefetch": 0}
 Arms = Mapping[str, Mapping[str, Any]]
+Decoded = dict[str, Any]
+"""A measuring process's figures, with logits after each token of the text but the last, and their targets."""
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """logits: after each token of the text but the last, float32 [n, n_vocab].  seconds: of them all."""
-
-    logits: np.ndarray
-    targets: np.ndarray
-    seconds: float
-    stats: CacheStats
-
-
-def decode(run: Run, share: float | None, n_tokens: int, settings: Mapping[str, Any]) -> Decoded:
+def decode(run: Run, n_tokens: int, settings: Mapping[str, Any]) -> Decoded:
     """Tokens of the text, one at a time after others. Raises HobbitError."""
-    trained = run.file.key("context_length", 4096)  # a small context leaves less to warm up
-    n_before = max(_PROMPT, min(_PROMPT + _WARM_UP, trained - n_tokens - 1))
-    config = replace(run.engine(share, **settings), n_ctx=n_before + n_tokens + 1)
+    config = run.engine(1.0 if "pools" in settings else None, **settings)  # an arm's pools are its own
     # prefetch that an arm asks for is on all the time
     cache = config.cache.settings() | {"hobbit.prefetch_trials": "prefetch" not in settings}
-    with Session(run.model, cache, one_sequence(config)) as session:
-        tokens = session.model.tokenize(run.text)[: n_before + n_tokens + 1]
-        if len(tokens) <= n_before + n_tokens:
-            raise HobbitError(f"the text has fewer than {n_before + n_tokens} tokens; give a longer one")
-        session.context.evaluate(tokens[:_PROMPT])
-        for token in tokens[_PROMPT:n_before]:
-            session.context.evaluate([token])
-        before, spent, kept = session.cache.stats(), 0.0, []
-        for token in tokens[n_before:-1]:
-            start = time.perf_counter()
-            session.context.evaluate([token])
-            spent += time.perf_counter() - start
-            kept.append(session.context.last_logits()[0].copy())
-        stats = session.cache.stats().since(before)
-    return Decoded(np.array(kept), np.array(tokens[n_before + 1 :]), spent, stats)
+    trained = run.file.key("context_length", 4096)  # a small context leaves less to warm up
+    n_warm_up = max(0, min(_WARM_UP, trained - n_tokens - 1 - _PROMPT))
+    with TemporaryDirectory() as folder:
+        kept = f"{folder}/logits.npz"
+        job = Job(str(run.model.absolute()), settings=cache, repack=True, text=run.text, kept=kept)
+        job = replace(job, prompts=(_PROMPT,), n_warm_up=n_warm_up, n_tokens=n_tokens, seconds=_HOUR)
+        found = runner.start(replace(job, n_threads=config.computing_threads(run.n_threads)))
+        with np.load(kept) as arrays:
+            return {**found, **arrays}
 
 
 def measured(run: Run, arms: Arms, n_tokens: int) -> dict[str, list[Decoded] | HobbitError]:
     """The repetitions of each arm, or why it cannot be."""
     found: dict[str, list[Decoded] | HobbitError] = {}
-    spawned = get_context("spawn")
     for _ in range(run.reps):
         for name, settings in arms.items():
             if isinstance(done := found.setdefault(name, []), HobbitError):
                 continue
-            own = 1.0 if "pools" in settings else None  # pools of its own are no part of the run's memory
             try:
-                with ProcessPoolExecutor(1, spawned) as process:
-                    done.append(process.submit(decode, run, own, n_tokens, settings).result())
+                done.append(decode(run, n_tokens, settings))
             except HobbitError as error:
                 found[name] = error
     return found
@@ -82,28 +62,32 @@ def measured(run: Run, arms: Arms, n_tokens: int) -> dict[str, list[Decoded] | H
 def _row(name: str, done: list[Decoded], reference: Decoded) -> dict[str, Any]:
     """Medians of the repetitions; the text's quality is that of the first."""
 
-    def middle(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
+    def middle(value: Callable[[Decoded], float | None]) -> float | None:
+        known = [found for each in done if (found := value(each)) is not None]
         return median(known) if known else None
 
-    n, stats = len(reference.targets), [each.stats for each in done]
-    hits = [(s.hits_high + s.hits_low, s.misses_high + s.misses_low) for s in stats]
-    mix = (stats[0].selections_high, stats[0].selections_low, stats[0].selections_skipped)
-    against = compared(reference.logits, done[0].logits, reference.targets)
-    speeds = [n / each.seconds for each in done]
+    n, first = len(reference["targets"]), done[0]
+    mix = (first[f"{tier}_share"] for tier in ("high", "low", "skipped"))
+    against = compared(reference["logits"], first["logits"], reference["targets"])
+    speeds = [each["tokens_per_second"] for each in done]
     kl, variation, same = (float(np.mean(each)) for each in against[2:])
     return {
         "configuration": name, "token/s": median(speeds),
         "least - most": f"{min(speeds):.4g} - {max(speeds):.4g}",
-        "waiting for the disk": middle([each.stats.stall_s / each.seconds for each in done]),
-        "hits": middle([n_hits / max(1, n_hits + n_misses) for n_hits, n_misses in hits]),
-        "MB/token": middle([s.bytes_read / n / 1e6 for s in stats]),
-        "computed twice": middle([s.tokens_repeated / n for s in stats]),
-        "high / low / skipped": " / ".join(f"{part / stats[0].selections:.0%}" for part in mix),
-        "predicted right": middle([s.predicted_right / s.predicted if s.predicted else None for s in stats]),
+        "waiting for the disk": middle(lambda each: each["stall_share"]),
+        "hits": middle(lambda each: each["hit_rate"]),
+        "MB/token": middle(lambda each: each["counters"]["bytes_read"] / n / 1e6),
+        "computed twice": middle(lambda each: each["counters"]["tokens_repeated"] / n),
+        "high / low / skipped": " / ".join(f"{part:.0%}" for part in mix),
+        "predicted right": middle(_predicted_right),
         "KL divergence": kl, "total variation": variation, "same top-1": same,
         "perplexity": float(np.exp(np.mean(against.surprise))),
     }  # fmt: skip
+
+
+def _predicted_right(found: Decoded) -> float | None:
+    counters = found["counters"]
+    return counters["predicted_right"] / counters["predicted"] if counters["predicted"] else None
 
 
 def _table(run: Run, papers: str, title: str, arms: Arms, n_tokens: int = _DECODED) -> Figure:
@@ -166,9 +150,9 @@ def prefetch(run: Run) -> list[Figure]:
 def confidence(run: Run) -> list[Figure]:
     arms: dict[str, Mapping[str, Any]] = {"big model": _HIGH, "big model, no cache": no_cache(run)}
     arms |= {f"gamma {gamma}": paper("mobile", confidence=gamma) for gamma in (0.0, 0.5, 0.7, 0.8)}
-    alone = decode(run, None, _DECODED, paper("mobile")).stats  # no next layer is predicted
-    share = alone.predicted_right / alone.predicted if alone.predicted else None
-    row = {"asked for by the discarded pass": alone.predicted, "right": share}
+    alone = decode(run, _DECODED, paper("mobile"))  # no next layer is predicted
+    asked = alone["counters"]["predicted"]
+    row = {"asked for by the discarded pass": asked, "right": _predicted_right(alone)}
     found = _table(run, "MoBiLE Fig. 5", "speed and tokens computed twice", arms)
     big, _, little, *_ = (each.get("token/s") for each in found["rows"])
     for each in found["rows"] if big and little else ():

@@ -5,20 +5,20 @@ It has all other weights and the KV cache, and host memory has all experts.
 """
 
 import json
-import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.harness import runner, trace
-from bench.harness.arms import PROFILE, ours
-from bench.harness.replay import compiled
-from bench.harness.runner import BenchConfig, Host, Record, Turn
-from bench.harness.system import ROOT
+from bench.harness.arms import DEVICE_ARMS, MODELLED, PROFILE, Arm, ours
+from bench.harness.runner import ArmError, BenchConfig, Host, Record, Turn
+from bench.harness.system import ROOT, compiled
 from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import read_gguf
@@ -31,41 +31,31 @@ PROFILED = 256  # tokens of a profile
 SOURCES = ROOT / "tests/modelled_device"
 
 
-@dataclass(frozen=True)
-class Experts:
-    """Experts of a model. layers: bytes of each layer's experts, 0 without any."""
-
-    layers: tuple[int, ...]
-    shape: trace.MoeShape
-
-    @property
-    def largest(self) -> int:
-        """Bytes of one expert."""
-        return max(self.layers) // self.shape.n_experts
-
-    def budget(self, share: float) -> int:
-        """Bytes. Raises ConfigError where no layer's experts would fit."""
-        found, least = round(share * sum(self.layers)), self.layers[-1]
-        if found < least:
-            raise ConfigError(
-                f"--limits {share:g} leaves {format_size(found)} of the device for experts, and those of one "
-                f"layer take {format_size(least)}; give at least {ceil(100 * least / sum(self.layers)) / 100}"
-            )
-        return found
-
-    def n_cpu_moe(self, share: float) -> int:
-        """llama.cpp's best: the smallest N at which the experts of layers N, N + 1 ... fit."""
-        budget = self.budget(share)
-        return next(n for n in range(len(self.layers)) if sum(self.layers[n:]) <= budget)
-
-
 @cache
-def experts_of(model: Path) -> Experts:
-    """Raises HobbitError."""
+def experts_of(model: Path) -> tuple[int, ...]:
+    """Bytes of each layer's experts, 0 without any. Raises HobbitError."""
     file = read_gguf(model)
     if file.get("split.count", 1) > 1:
         raise HobbitError(f"{model} is one of several files; merge them with llama.cpp's llama-gguf-split")
-    return Experts(tuple(expert_bytes([file])), trace.moe_shape(model))
+    return tuple(expert_bytes([file]))
+
+
+def budget(model: Path, share: float) -> int:
+    """Bytes of a device for experts. Raises ConfigError where no layer's experts would fit."""
+    layers = experts_of(model)
+    found, least = round(share * sum(layers)), layers[-1]
+    if found < least:
+        raise ConfigError(
+            f"--limits {share:g} leaves {format_size(found)} of the device for experts, and those of one "
+            f"layer take {format_size(least)}; give at least {ceil(100 * least / sum(layers)) / 100}"
+        )
+    return found
+
+
+def n_cpu_moe(model: Path, share: float) -> int:
+    """llama.cpp's best: the smallest N at which the experts of layers N, N + 1 ... fit."""
+    layers, room = experts_of(model), budget(model, share)
+    return next(n for n in range(len(layers)) if sum(layers[n:]) <= room)
 
 
 @dataclass(frozen=True)
@@ -75,20 +65,19 @@ class Device(Host):
     name: str
     rpc: str | None = None
 
+    arms: ClassVar[Mapping[str, Arm]] = DEVICE_ARMS
+    usual: ClassVar[Mapping[str, Any]] = {"limits": (0.2, 0.3, 0.5)}
+
     def describe(self, lib_dir: Path | None) -> Record:
         """Name, description and memory, by the libraries of lib_dir; None: ours. Raises HobbitError."""
-        job = Job("", None if lib_dir is None else str(lib_dir.resolve()), "", device=self.name, rpc=self.rpc)
-        found = runner.result(runner.start(job, None))
-        if "error" in found:
-            raise HobbitError(found["error"])
-        return found
+        stock = None if lib_dir is None else str(lib_dir.resolve())
+        return runner.start(Job("", stock, device=self.name, rpc=self.rpc))
 
     def head(self, config: BenchConfig) -> Record:
-        experts = experts_of(config.model)
         found = {
             "source": "measured",
-            "expert_bytes": sum(experts.layers),
-            "n_cpu_moe": {f"{share:g}": experts.n_cpu_moe(share) for share in config.limits},
+            "expert_bytes": sum(experts_of(config.model)),
+            "n_cpu_moe": {f"{share:.0%}": n_cpu_moe(config.model, share) for share in config.limits},
         }
         return found | self._own_head(config)
 
@@ -98,7 +87,7 @@ class Device(Host):
         return {"device": self.describe(None)}
 
     def limit_bytes(self, config: BenchConfig, share: float) -> int:
-        return experts_of(config.model).budget(share)
+        return budget(config.model, share)
 
     def n_before(self, config: BenchConfig) -> int:
         """Tokens that are computed before those that count."""
@@ -106,29 +95,27 @@ class Device(Host):
 
     def job(self, config: BenchConfig, turn: Turn, routes: Path) -> Job:
         """The job for the process of a turn."""
-        experts = experts_of(config.model)
         job = replace(runner.job(config, turn.arm, None, routes), device=self.name, rpc=self.rpc)
         if turn.arm.build == "stock" and turn.limit is not None:
-            return replace(job, n_cpu_moe=experts.n_cpu_moe(turn.limit))
+            return replace(job, n_cpu_moe=n_cpu_moe(config.model, turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.name}
-        if turn.limit is None:  # half a one for alignment
-            bound["hobbit.pools"] = int((experts.shape.n_used + 0.5) * experts.largest)
+        if turn.limit is None:  # half an expert for alignment
+            shape = trace.moe_shape(config.model)
+            largest = max(experts_of(config.model)) // shape.n_experts
+            bound["hobbit.pools"] = int((shape.n_used + 0.5) * largest)
         else:
-            bound["hobbit.device_memory"] = experts.budget(turn.limit)
+            bound["hobbit.device_memory"] = budget(config.model, turn.limit)
         return replace(job, fits=True, settings=runner.settings(config, turn.arm, bound))
 
-    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, routes: Path) -> Record:
-        try:
-            own = self._profiled(config, routes) if PROFILE in turn.arm.settings else config
-        except HobbitError as e:
-            return {"error": str(e)}
-        return runner.result(self._start(self.job(own, turn, routes)))
+    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, routes: Path) -> Iterator[Record]:
+        own = self._profiled(config, routes) if PROFILE in turn.arm.settings else config
+        yield self._start(self.job(own, turn, routes))
 
-    def _start(self, job: Job) -> "subprocess.CompletedProcess[str]":
-        return runner.start(job, None)
+    def _start(self, job: Job) -> Record:
+        return runner.start(job)
 
     def _profiled(self, config: BenchConfig, routes: Path) -> BenchConfig:
-        """With a calibration, by tokens that no turn measures. Raises HobbitError."""
+        """With a calibration, by tokens that no turn measures. Raises ArmError."""
         link, path = routes.with_name(config.model.name), routes.with_suffix(".csv")
         n_before = self.n_before(config)
         n_after = n_before + config.n_tokens
@@ -136,13 +123,11 @@ class Device(Host):
             recorded = arrays.get("experts")
         if not link.exists() and recorded is not None:
             others = np.delete(recorded, slice(n_before, n_after), axis=0)
-            placed(config.model, link, others[:, np.flatnonzero(experts_of(config.model).layers)])
+            placed(config.model, link, others[:, np.flatnonzero(experts_of(config.model))])
         elif not link.exists():
             turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0], 0)
             job = replace(self.job(config, turn, routes), prompts=(1,), seconds=3600)
-            done = self._start(replace(job, n_warm_up=n_after, n_tokens=PROFILED))
-            if done.returncode:
-                raise HobbitError(f"the model cannot be profiled: {runner.reason(done)}")
+            self._start(replace(job, n_warm_up=n_after, n_tokens=PROFILED))
             seen = read_trace(path)
             shape = replace(trace.moe_shape(config.model), n_layers=seen.n_layers)
             placed(config.model, link, trace.lay_over(seen, shape).experts[-PROFILED:])
@@ -153,10 +138,10 @@ def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> None:
     """Makes a link to the model, with a calibration that counts these uses, [tokens, layers, used].
 
     Every expert counts once more, so that all have their order, and the pool is full before the first token.
-    Raises HobbitError.
+    Raises ArmError.
     """
     if not len(experts):
-        raise HobbitError("the trace has no tokens beside those that are measured; give fewer with --tokens")
+        raise ArmError("the trace has no tokens beside those that are measured; give fewer with --tokens")
     n_experts = trace.moe_shape(model).n_experts
     uses = [1 + np.bincount(of.ravel(), minlength=n_experts) for of in experts.swapaxes(0, 1)]
     link.symlink_to(model.absolute())
@@ -172,6 +157,8 @@ class Modelled(Device):
     """
 
     prices: Path = Path()
+
+    usual: ClassVar[Mapping[str, Any]] = {"limits": (0.25,), "reps": 1, "n_warm_up": 64, "arms": MODELLED}
 
     @staticmethod
     def of(prices: str) -> "Modelled":
@@ -193,12 +180,12 @@ class Modelled(Device):
     def n_before(self, config: BenchConfig) -> int:
         return config.n_warm_up  # no prompt is modelled
 
-    def _start(self, job: Job) -> "subprocess.CompletedProcess[str]":
+    def _start(self, job: Job) -> Record:
         environment = {"PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library())}
         words = " ".join(f"{name}={value}" for name, value in _device_settings(self.prices).items())
         environment |= {"MODELLED_PRICES": str(self.prices), "MODELLED_DEVICE": words}
-        program = (str(SOURCES / "decode.py"),)
-        return runner.start(replace(job, mmap=True, n_threads=1), None, program, environment)
+        job = replace(job, mmap=True, n_threads=1)
+        return runner.start(job, program=(str(SOURCES / "decode.py"),), environment=environment)
 
 
 def library() -> Path:

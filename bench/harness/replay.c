@@ -2,7 +2,7 @@
 //
 // Overwrites the routers' choices while a model computes, through llama.cpp's public evaluation callback: the same for
 // stock llama.cpp and for ours. The library links against nothing, so that it works with any build of the same ggml.
-// replay.py compiles and loads it.
+// trace.py compiles and loads it.
 
 #include "ggml.h"
 
@@ -15,10 +15,10 @@
 
 // The caller owns everything that is pointed to. Thread-safety: none; one context.
 struct hobbit_replay {
-    // The routing to replay, [n_rows][n_layers][n_used]; NULL leaves the choice to the model. Weights are positive.
+    // The routing to replay, [rows][n_layers][n_used], with a row for each token; NULL leaves the choice to the model.
+    // Weights are positive.
     const int32_t * experts;
     const float *   weights;
-    int64_t         n_rows;
     int64_t         n_layers;
     int64_t         n_used;
 
@@ -41,10 +41,9 @@ static int64_t layer_of(const struct ggml_tensor * tensor, const char * prefix) 
     const size_t length = strlen(prefix);
     int          layer  = -1;
     int          end    = 0;
-    if (strncmp(tensor->name, prefix, length) != 0 || sscanf(tensor->name + length, "%d%n", &layer, &end) != 1) {
-        return -1;
-    }
-    return tensor->name[length + end] == '\0' ? layer : -1;
+    const bool   found  = strncmp(tensor->name, prefix, length) == 0 &&
+                       sscanf(tensor->name + length, "%d%n", &layer, &end) == 1 && tensor->name[length + end] == '\0';
+    return found ? layer : -1;
 }
 
 static const char * check(const struct hobbit_replay * replay, const struct ggml_tensor * chosen, int64_t layer) {
@@ -61,9 +60,6 @@ static const char * check(const struct hobbit_replay * replay, const struct ggml
     if (chosen->ne[1] != replay->n_tokens && chosen->ne[1] != 1) {
         return "a layer computes other tokens than those announced";
     }
-    if (replay->first_row + replay->n_tokens > replay->n_rows) {
-        return "there are more tokens than the trace has rows";
-    }
     return NULL;
 }
 
@@ -76,28 +72,6 @@ static char * at(char * values, const struct ggml_tensor * tensor, int64_t row, 
     return values + (size_t) row * tensor->nb[1] + (size_t) column * tensor->nb[0];
 }
 
-// numbers, values: what the tensors span. Returns why a row cannot be replayed.
-static const char * overwrite(const struct hobbit_replay * replay, int64_t layer, const struct ggml_tensor * chosen,
-                              char * numbers, char * values) {
-    const struct ggml_tensor * probabilities = replay->probabilities;
-    // llama.cpp also names a router's outputs so, where the softmax is over the chosen ones
-    const bool    is_logits = probabilities->op == GGML_OP_MUL_MAT || probabilities->op == GGML_OP_ADD;
-    const int64_t first = replay->first_row + replay->n_tokens - chosen->ne[1]; // the first token's row or the last's
-    for (int64_t i = 0; i < chosen->ne[1]; i++) {
-        const int64_t place = ((first + i) * replay->n_layers + layer) * replay->n_used;
-        for (int64_t k = 0; k < replay->n_used; k++) {
-            const int32_t expert = replay->experts[place + k];
-            const float   weight = replay->weights[place + k];
-            if (expert < 0 || expert >= probabilities->ne[0]) {
-                return "what is to be replayed chooses experts that the model does not have";
-            }
-            *(int32_t *) at(numbers, chosen, i, k)          = expert;
-            *(float *) at(values, probabilities, i, expert) = is_logits ? logf(weight) : weight;
-        }
-    }
-    return NULL;
-}
-
 // Returns why the choice cannot be replayed, NULL where it was.
 static const char * change(const struct hobbit_replay * replay, int64_t layer, struct ggml_tensor * chosen) {
     const char * error = check(replay, chosen, layer);
@@ -105,27 +79,39 @@ static const char * change(const struct hobbit_replay * replay, int64_t layer, s
         return error;
     }
     struct ggml_tensor * probabilities = replay->probabilities;
-    const size_t         sizes[]       = { span_of(chosen), span_of(probabilities) };
-    char *               numbers       = malloc(sizes[0] + sizes[1]);
+    // llama.cpp also names a router's outputs so, where the softmax is over the chosen ones
+    const bool   is_logits = probabilities->op == GGML_OP_MUL_MAT || probabilities->op == GGML_OP_ADD;
+    const size_t sizes[]   = { span_of(chosen), span_of(probabilities) };
+    char *       numbers   = malloc(sizes[0] + sizes[1]);
     if (!numbers) {
         return "there is no memory for a copy of a router's choice";
     }
+    char * values = numbers + sizes[0];
     replay->get(chosen, numbers, 0, sizes[0]);
-    replay->get(probabilities, numbers + sizes[0], 0, sizes[1]);
-    error = overwrite(replay, layer, chosen, numbers, numbers + sizes[0]);
-    if (!error) {
-        replay->set(chosen, numbers, 0, sizes[0]);
-        replay->set(probabilities, numbers + sizes[0], 0, sizes[1]);
+    replay->get(probabilities, values, 0, sizes[1]);
+    const int64_t first = replay->first_row + replay->n_tokens - chosen->ne[1]; // the first token's row or the last's
+    for (int64_t i = 0; i < chosen->ne[1] * replay->n_used; i++) {
+        const int64_t token = i / replay->n_used, k = i % replay->n_used;
+        const int64_t place  = ((first + token) * replay->n_layers + layer) * replay->n_used + k;
+        const int32_t expert = replay->experts[place];
+        const float   weight = replay->weights[place];
+        if (expert < 0 || expert >= probabilities->ne[0]) {
+            error = "what is to be replayed chooses experts that the model does not have";
+            break;
+        }
+        *(int32_t *) at(numbers, chosen, token, k)          = expert;
+        *(float *) at(values, probabilities, token, expert) = is_logits ? logf(weight) : weight;
     }
+    replay->set(chosen, numbers, 0, sizes[0]);
+    replay->set(probabilities, values, 0, sizes[1]);
     free(numbers);
     return error;
 }
 
 // A ggml_backend_sched_eval_callback; user_data is a struct hobbit_replay. Asks to stop once per layer, where the
 // experts have been chosen and their weights have not been read yet. Both may lie in a device's memory.
-__attribute__((visibility("default"))) bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data);
-
-bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask, void * user_data) {
+__attribute__((visibility("default"))) bool hobbit_replay_eval(struct ggml_tensor * tensor, bool ask,
+                                                               void * user_data) {
     struct hobbit_replay * replay = user_data;
     const int64_t          layer  = replay->experts ? layer_of(tensor, "ffn_moe_topk-") : -1;
     if (layer >= 0 && !ask) {

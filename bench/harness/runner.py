@@ -7,19 +7,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 from tqdm import tqdm
 
-from bench.harness import replay, system, trace
-from bench.harness.arms import Arm
+from bench.harness import system, trace
+from bench.harness.arms import BY_NAME, Arm
 from bench.harness.system import ROOT
 from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
@@ -33,41 +35,56 @@ _TIMEOUT_S = 3600
 Record = dict[str, Any]
 
 
+class ArmError(HobbitError):
+    """The process of an arm failed."""
+
+
+def _share(text: str) -> float | None:
+    try:
+        return None if text == "none" else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text} is no share; give numbers such as 0.25, or none") from None
+
+
+def _option(name: str, default: Any, text: str, kind: Callable[[str], Any] | None = None) -> Any:
+    """A field that an option of the command line gives. kind: of a value, where it is not the default's."""
+    several = {"nargs": "*", "type": kind or int} if isinstance(default, tuple) else {}
+    given = {"type": kind or type(default), "metavar": name.upper(), "help": text, **several}
+    return field(default=default, metadata={"name": name, "given": given})
+
+
 @dataclass(frozen=True)
 class BenchConfig:
-    """One run. limits: shares of the model file, which the process may hold, or of what else is bounded.
-
-    low: file with the low tier.  t1, t2: thresholds of the arms that use it.  stock: folder with the
-    unpatched libllama.so.  trace: routing that every arm replays; None leaves it to the model.
-    n_tokens, n_warm_up, seconds: decoding ends with whichever comes first, tokens or time.
-    """
+    """One run. low: file with the low tier. Decoding ends by its tokens or seconds, whichever comes first."""
 
     model: Path
     arms: tuple[Arm, ...]
-    limits: tuple[float, ...] = (0.15, 0.25, 0.4, 0.6)
     low: Path | None = None
-    t1: float = 0.6  # the paper's, for Mixtral-8x7B
-    t2: float = 0.9
-    stock: Path = ROOT / "build/stock/bin"
-    trace: Path | None = None
-    reps: int = 5
-    prompts: tuple[int, ...] = (16, 128, 512)
-    n_tokens: int = 64
-    n_warm_up: int = 32
-    seconds: float = 60.0
-    n_threads: int | None = None
+    limits: tuple[float, ...] = _option(
+        "limits",
+        (0.15, 0.25, 0.4, 0.6),
+        "shares of the model, or of the experts on a device; or none",
+        _share,
+    )
+    reps: int = _option("reps", 5, "repetitions (default: 5)")
+    trace: Path | None = _option("trace", None, "replay this routing (default: the model's own)", Path)  # noqa: RUF009
+    prompts: tuple[int, ...] = _option("prompts", (16, 128, 512), "tokens of prompts (with --trace: 16)")
+    n_tokens: int = _option("tokens", 64, "most tokens to decode (default: 64; of a trace up to 96)")
+    n_warm_up: int = _option("warm-up", 32, "most tokens before (default: 32; of a trace 16)")
+    seconds: float = _option("seconds", 60.0, "time limit of decoding (default: 60)")
+    n_threads: int | None = _option("threads", None, "compute threads (default: one per core)", int)
+    stock: Path = _option("stock", ROOT / "build/stock/bin", "libraries of make stock", Path)  # noqa: RUF009
+    t1: float = _option("t1", 0.6, "threshold of the rule gate (default: 0.6, HOBBIT's for Mixtral-8x7B)")
+    t2: float = _option("t2", 0.9, "the other threshold (default: 0.9)")
 
     min_margin: ClassVar[int] = 32 << 20  # margin of a limit: page tables, pages of libraries and other files
     margin: ClassVar[float] = 0.01
 
     def __post_init__(self) -> None:
         check_settings(CacheConfig(t1=self.t1, t2=self.t2).settings())
-        for name, value in (
-            ("reps", self.reps), ("tokens", self.n_tokens), ("warm-up", self.n_warm_up),
-            ("seconds", self.seconds), ("threads", self.n_threads or 1),
-        ):  # fmt: skip
-            if value <= 0:
-                raise ConfigError(f"--{name} takes a positive number")
+        for name in ("reps", "n_tokens", "n_warm_up", "seconds", "n_threads"):
+            if (getattr(self, name) or 0) <= 0 and getattr(self, name) is not None:
+                raise ConfigError(f"--{self.options()[name]['name']} takes a positive number")
         if not all(0 < share <= 1 for share in self.limits):
             raise ConfigError("--limits takes shares, above 0 to 1")
         if not self.prompts or min(self.prompts) <= 0:
@@ -80,6 +97,11 @@ class BenchConfig:
                     f"{self.stock} holds no libllama.so for the arm {arm.name}; build stock llama.cpp with "
                     "'make stock' and give its folder with --stock, or leave its arms out (--arms)"
                 )
+
+    @classmethod
+    def options(cls) -> dict[str, Mapping[str, Any]]:
+        """Names of options, and what argparse wants of them, by field."""
+        return {each.name: each.metadata for each in fields(cls) if each.metadata}
 
     @cached_property
     def parts(self) -> list[Path]:
@@ -124,6 +146,10 @@ def turns(config: BenchConfig) -> list[Turn]:
 class Host:
     """The place where arms run: this machine's memory, with each limit that of a memory cgroup."""
 
+    arms: ClassVar[Mapping[str, Arm]] = BY_NAME
+    usual: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Fields of a BenchConfig that have other defaults here."""
+
     def head(self, config: BenchConfig) -> Record:
         """Adds to the first line of a run. Raises HobbitError before anything runs."""
         if any(turn.limit is not None for turn in turns(config)):
@@ -139,8 +165,11 @@ class Host:
     def limit_bytes(self, config: BenchConfig, share: float) -> int:
         return int(config.model_bytes * share)
 
-    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, routes: Path) -> Record:
-        """The turn's figures or its "error", with the speed of the disk right before and after: it drifts."""
+    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, routes: Path) -> Iterator[Record]:
+        """The turn's figures, with the speed of the disk right before and after, which drifts.
+
+        Raises HobbitError.
+        """
         before = system.disk_bandwidth(config.model)
         system.drop_cached(config.files)
         with system.readahead(config.model, turn.arm.readahead_kb), ExitStack() as stack:
@@ -150,15 +179,15 @@ class Host:
             except system.NoCgroupError:
                 if limit is not None:
                     raise
-            done = start(job(config, turn.arm, limit, routes), cgroup)
+            found = start(job(config, turn.arm, limit, routes), cgroup, limit)
             peak = cgroup.peak() if cgroup else None
         after = system.disk_bandwidth(config.model)
         speed = None if before is None or after is None else (before + after) / 2
-        return {**result(done, limit), "peak_bytes": peak, "disk_bytes_per_second": speed}
+        yield {**found, "peak_bytes": peak, "disk_bytes_per_second": speed}
 
 
 def run(config: BenchConfig, tell: Callable[[Record], object], target: Host | None = None) -> list[Record]:
-    """Tells a record about the run, then one for each turn: figures or an "error". Raises HobbitError."""
+    """Tells a record about the run, then those of each turn: figures or an "error". Raises HobbitError."""
     target = target or Host()
     records = [description(config) | target.head(config)]
     with _routing_file(config, target) as routes:
@@ -166,9 +195,13 @@ def run(config: BenchConfig, tell: Callable[[Record], object], target: Host | No
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
             limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
             place = {"kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
-            found = target.measure(config, turn, limit, routes)
-            records.append(place | {"repetition": turn.repetition} | found)
-            tell(records[-1])
+            try:
+                for found in target.measure(config, turn, limit, routes):
+                    records.append(place | {"repetition": turn.repetition} | found)
+                    tell(records[-1])
+            except ArmError as e:
+                records.append(place | {"repetition": turn.repetition, "error": str(e)})
+                tell(records[-1])
     return records
 
 
@@ -216,34 +249,32 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
 
 def start(
     what: Job,
-    cgroup: system.Cgroup | None,
+    cgroup: system.Cgroup | None = None,
+    limit: int | None = None,
     program: Sequence[str] = ("-m", "bench.harness.worker"),
     environment: Mapping[str, str] | None = None,
-) -> "subprocess.CompletedProcess[str]":
-    """Runs the measuring process to its end, in the cgroup if there is one.
+) -> Record:
+    """The figures of a measuring process, which runs in the cgroup if there is one. Raises ArmError.
 
-    program: for the interpreter.  environment: variables in addition to this process's.
+    limit: bytes that bound its memory.  program: for the interpreter.  environment: further variables.
     """
-    replay.library()  # compiled before a limit on memory applies
+    trace.library()  # compiled before a limit on memory applies
     command = [sys.executable, *program]
     if cgroup is not None:
         command = cgroup.joining(command)
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command, input=json.dumps(asdict(what)), capture_output=True, text=True, errors="replace",
             timeout=_TIMEOUT_S, cwd=ROOT, check=False, env={**os.environ, **(environment or {})},
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"bench: it took more than {_TIMEOUT_S} s")
+    except subprocess.TimeoutExpired as e:
+        raise ArmError(f"it took more than {_TIMEOUT_S} s") from e
+    if done.returncode:
+        raise ArmError(_reason(done, limit))
+    return json.loads(done.stdout)
 
 
-def result(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -> Record:
-    """The figures of a process, or its "error". limit: bytes that bounded its memory."""
-    return {"error": reason(done, limit)} if done.returncode else json.loads(done.stdout)
-
-
-def reason(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -> str:
-    """Why a process failed, of which `limit` bytes bounded the memory."""
+def _reason(done: "subprocess.CompletedProcess[str]", limit: int | None) -> str:
     if done.returncode in (-9, 137):
         return f"it was killed: {format_size(limit) if limit else 'the memory'} was not enough"
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -254,9 +285,7 @@ def reason(done: "subprocess.CompletedProcess[str]", limit: int | None = None) -
 
 def description(config: BenchConfig) -> Record:
     """Context of the figures: model, options, machine, versions."""
-    paths = ("model", "stock", "trace")
-    options = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in paths}
-    options["arms"] = {arm.name: arm.summary for arm in config.arms}
+    options = {name: getattr(config, name) for name in config.options() if name not in ("stock", "trace")}
     options |= {"low": config.low and config.low.name, "n_threads": config.n_threads or processor_cores()}
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
@@ -272,6 +301,7 @@ def description(config: BenchConfig) -> Record:
         "moe": asdict(trace.moe_shape(config.model)),
         "routing": f"replayed from {config.trace.name}" if config.trace else "the model's own",
         "options": options,
+        "arms": {arm.name: arm.summary for arm in config.arms},
     }
 
 

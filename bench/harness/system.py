@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Functions that scripts share: folders, options, memory cgroups, the page cache and the disk."""
+"""Functions that scripts share: options, compiling, memory cgroups, the page cache and the disk."""
 
 import argparse
 import fcntl
-import json
 import os
 import platform
 import re
 import signal
+import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pyhobbit.errors import HobbitError
 
@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build/bench"
 """Compiled and generated files, which later runs reuse."""
 
+_GGML = (ROOT / "vendor/llama.cpp/ggml", ROOT / "build/stock/vendor/llama.cpp/ggml")
+_FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _READ_BYTES, _READERS = 512 << 10, 4  # as the loader reads
 _TERMINATED = 143
@@ -33,33 +35,6 @@ def option_parser(description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-class Output:
-    """The folder of a run: results.jsonl with a line of JSON for each measurement, and table.md."""
-
-    def __init__(self, folder: Path | None, name: str) -> None:
-        """folder: None for a new one by the name. Raises HobbitError where it has results already."""
-        self.folder = folder or Path("bench-results") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        self._path = self.folder / "results.jsonl"
-        if self._path.exists():
-            raise HobbitError(f"{self._path} exists; give another folder with --output, or remove it")
-
-    def line(self, record: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            print(json.dumps(record), file=file)
-
-    def table(self, text: str) -> None:
-        (self.folder / "table.md").write_text(text + "\n", encoding="utf-8")
-        print(text)
-        print(f"\n{self.folder} contains this run: results.jsonl and table.md", file=sys.stderr)
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Declares --output."""
-    output = "folder of the results (default: a new one in bench-results)"
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=output)
 
 
 @dataclass(frozen=True)
@@ -143,6 +118,36 @@ def terminable() -> Iterator[None]:
 
 
 #
+# compiling
+#
+
+
+def compiled(name: str, compiler: str, sources: Sequence[Path], *headers: Path, flags: Sequence[str]) -> Path:
+    """A library, compiled against ggml's headers on first use by the program that the variable names.
+
+    compiler: variable and usual program, like CC=cc.  Raises HobbitError without a compiler or headers.
+    """
+    path = (
+        FOLDER / f"{name}-{zlib.crc32(b''.join(each.read_bytes() for each in (*sources, *headers))):08x}.so"
+    )
+    if path.exists():
+        return path
+    trees = [tree for tree in _GGML if (tree / "include/ggml.h").exists()]
+    if not trees:
+        raise HobbitError(f"{_GGML[0]}/include has no ggml.h; run 'make build' or 'make stock' in {ROOT}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    variable, _, usual = compiler.partition("=")
+    program, made = os.environ.get(variable, usual), path.with_suffix(f".{os.getpid()}")
+    include = [f"-isystem{trees[0]}/{folder}" for folder in ("include", "src")]
+    try:
+        subprocess.run([program, *_FLAGS, *flags, *include, *sources, "-o", made], check=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise HobbitError(f"{name} cannot be compiled with {program} ({e}); set {variable}") from e
+    made.replace(path)
+    return path
+
+
+#
 # the disk
 #
 
@@ -165,18 +170,14 @@ def readahead(path: Path, kilobytes: int | None) -> Iterator[None]:
         yield
         return
     setting = readahead_setting(path)
-    if setting is None:
-        raise HobbitError(f"the file system of {path} has no block device; leave stock-128k out (--arms)")
+    if setting is None or not os.access(setting, os.W_OK):
+        why = "run as root on a disk, or leave stock-128k out (--arms)"
+        raise HobbitError(f"the readahead of {path} cannot be set: {why}")
     with setting.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # another run must not take ours for the disk's own
         before = setting.read_text()
         try:
             setting.write_text(str(kilobytes))
-        except OSError as e:
-            raise HobbitError(
-                f"{setting} cannot be set ({e.strerror}): run as root, or leave stock-128k out (--arms)"
-            ) from e
-        try:
             yield
         finally:
             setting.write_text(before)

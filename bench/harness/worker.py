@@ -12,17 +12,15 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.harness.replay import Replay
 from bench.harness.system import bytes_from_disk
-from bench.harness.trace import random_tokens
-from pyhobbit.engine.stats import peak_rss_bytes
+from bench.harness.trace import Replay, random_tokens
+from pyhobbit.engine.stats import CacheStats, peak_rss_bytes, rates
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.devices import experts_on_cpu
 from pyhobbit.native.rpc_servers import add_rpc_servers
@@ -30,8 +28,6 @@ from pyhobbit.settings.config import Setting
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
-_STATE = "prefetch_active"  # the one among the counters that counts nothing
 
 
 @dataclass(frozen=True)
@@ -40,9 +36,11 @@ class Job:
 
     lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
     every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
-    their tokens is replayed once: prompts, n_warm_up and n_tokens need one each.
+    their tokens is replayed once: prompts, n_warm_up and n_tokens need one each. "": there is none.
     fits: every expert is brought into memory first.
+    text: its tokens are computed (ours); "": drawn ones, the same in every arm.
     prompts: their lengths.  n_batch: their tokens per pass.
+    kept: .npz for the logits of the decoded tokens and their targets, the tokens that follow.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
@@ -50,15 +48,17 @@ class Job:
     """
 
     model: str
-    lib_dir: str | None
-    routing: str
+    lib_dir: str | None = None
+    routing: str = ""
     settings: dict[str, Setting] = field(default_factory=dict)
     mmap: bool = False
     repack: bool = False
     fits: bool = False
     n_threads: int = 1
+    text: str = ""
     prompts: tuple[int, ...] = (16, 128, 512)
     n_batch: int = 512
+    kept: str = ""
     n_warm_up: int = 32
     n_tokens: int = 64
     seconds: float = 60.0
@@ -104,6 +104,31 @@ def know_newer_fields(llama: Any, lib_dir: Path) -> None:
     llama.llama_init_from_model.argtypes = [llama.llama_model_p_ctypes, newer]
 
 
+class Ggml:
+    """Functions of one build's ggml, called by their names without ggml_, and by the types of their values.
+
+    types: a letter for the result and one for each argument.
+    """
+
+    _TYPES: Mapping[str, Any] = {
+        "p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_int64, "z": ctypes.c_size_t,
+        "s": ctypes.c_char_p, "b": ctypes.c_bool, "v": None,
+    }  # fmt: skip
+
+    def __init__(self, folder: Path) -> None:
+        names = (f"libggml{part}.so" for part in ("", "-base", "-cpu"))
+        self._libraries = [ctypes.CDLL(str(folder / name)) for name in names if (folder / name).exists()]
+
+    def __call__(self, name: str, types: str, *arguments: Any) -> Any:
+        return self.function(name, types)(*arguments)
+
+    def function(self, name: str, types: str) -> Any:
+        library = next(each for each in self._libraries if hasattr(each, f"ggml_{name}"))
+        function = library[f"ggml_{name}"]  # an object of our own, unlike an attribute of the library
+        function.restype, *function.argtypes = (self._TYPES[letter] for letter in types)
+        return function
+
+
 class GgmlDevice:
     """Holds nothing but the process's own libraries."""
 
@@ -111,42 +136,24 @@ class GgmlDevice:
         """rpc: server whose devices are added first, HOST:PORT. Raises HobbitError."""
         if rpc is not None:
             add_rpc_servers(rpc, lib_dir)
-        self._libraries = [ctypes.CDLL(str(lib_dir / f"lib{part}.so")) for part in ("ggml", "ggml-base")]
-        n_devices = self._function("ggml_backend_dev_count", _SIZE, library=0)()
-        device_at = self._function("ggml_backend_dev_get", _POINTER, _SIZE, library=0)
-        devices = [device_at(i) for i in range(n_devices)]
+        self.ggml = ggml = Ggml(lib_dir)
+        devices = [ggml("backend_dev_get", "pz", i) for i in range(ggml("backend_dev_count", "z"))]
         names = [self._text("name", device) for device in devices]
         if name not in names:
             there_are = ", ".join(names)
             raise HobbitError(f"llama.cpp in {lib_dir} has no device '{name}': choose one of {there_are}")
         self.pointer: int = devices[names.index(name)]
-        buffer_type = self._function("ggml_backend_dev_buffer_type", _POINTER, _POINTER)(self.pointer)
-        if self._function("ggml_backend_buft_is_host", ctypes.c_bool, _POINTER)(buffer_type):
+        if ggml("backend_buft_is_host", "bp", ggml("backend_dev_buffer_type", "pp", self.pointer)):
             raise HobbitError(f"the device '{name}' computes in host memory; name one with memory of its own")
 
-    def _function(self, name: str, result: Any, *arguments: Any, library: int = 1) -> Any:
-        function = self._libraries[library][name]  # an object of our own, unlike an attribute of the library
-        function.restype, function.argtypes = result, arguments
-        return function
-
     def _text(self, what: str, device: int) -> str:
-        return self._function(f"ggml_backend_dev_{what}", ctypes.c_char_p, _POINTER)(device).decode()
+        return self.ggml(f"backend_dev_{what}", "sp", device).decode()
 
     def memory(self) -> tuple[int, int]:
         """Bytes free, and in all, as far as the device says."""
-        free, total = _SIZE(), _SIZE()
-        self._function("ggml_backend_dev_memory", None, _POINTER, _POINTER, _POINTER)(
-            self.pointer, ctypes.byref(free), ctypes.byref(total)
-        )
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.ggml("backend_dev_memory", "vppp", self.pointer, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
-
-    def only(self) -> "ctypes.Array[Any]":
-        """The array for params.devices of a model; must live as long as the params."""
-        return (_POINTER * 2)(self.pointer)  # NULL ends it
-
-    def experts_on_cpu(self, n_layers: int) -> "ctypes.Array[Any]":
-        """The array for params.tensor_buft_overrides, as by --n-cpu-moe; must live as long as the model."""
-        return experts_on_cpu(n_layers, self._function("ggml_backend_cpu_buffer_type", _POINTER)())
 
     def describe(self) -> dict[str, Any]:
         """The device as the first line of a run tells it."""
@@ -155,22 +162,23 @@ class GgmlDevice:
 
 
 class Session:
-    """The model and one sequence, whose tokens are drawn at random, the same in every arm."""
+    """The model and one sequence of the job's tokens."""
 
-    def __init__(self, libraries: Libraries, job: Job, n_ctx: int, n_batch: int, *, replays: bool) -> None:
+    def __init__(self, libraries: Libraries, job: Job, n_ctx: int, *, replays: bool = False) -> None:
         """replays: the routing is to be chosen; see end_replays()."""
-        self.llama, self._native, self._job = libraries.llama, libraries.native, job
-        self._fill = partial(fill, job=job, n_ctx=n_ctx, n_batch=n_batch)
+        self.llama, self._native, self._job, self._n_ctx = libraries.llama, libraries.native, job, n_ctx
         self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
         self._free_before = self.device.memory()[0] if self.device else 0
         self.model = self._load()
-        self.cache = None
+        self.cache, self.tokens = None, list[int]()
         if self._native is not None:
-            from pyhobbit.engine.cache import Cache  # with our libraries
+            from pyhobbit.engine.llama import LoadedModel  # with our libraries
 
-            self.cache = Cache(self.model)
+            loaded = LoadedModel(Path(job.model), self.model)
+            self.cache = loaded.cache
+            self.tokens = loaded.tokenize(job.text) if job.text else []
         self._open(replays)
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.redraw()
@@ -180,7 +188,8 @@ class Session:
         # without no_host a device's page-locked memory comes before the repacked layouts
         params.use_extra_bufts = params.no_host = job.repack
         if self.device:
-            self._devices, self._on_cpu = self.device.only(), self.device.experts_on_cpu(job.n_cpu_moe)
+            self._devices = (ctypes.c_void_p * 2)(self.device.pointer)  # NULL ends it
+            self._on_cpu = experts_on_cpu(job.n_cpu_moe, self.device.ggml("backend_cpu_buffer_type", "p"))
             params.devices = ctypes.addressof(self._devices)
             params.tensor_buft_overrides = ctypes.addressof(self._on_cpu)
         if job.lib_dir is not None:
@@ -193,14 +202,17 @@ class Session:
         return model
 
     def _open(self, replays: bool) -> None:
-        params = self.llama.llama_context_default_params()
-        self._fill(params)
+        params, job = self.llama.llama_context_default_params(), self._job
+        params.n_ctx = self._n_ctx
+        params.n_batch = params.n_ubatch = min(job.n_batch, self._n_ctx)
+        params.n_outputs_max = params.n_seq_max = 1
+        params.n_threads = params.n_threads_batch = job.n_threads
         if replays:
             self.replay.install(self.llama, params)
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
         self.context = self.llama.llama_init_from_model(self.model, params)
         if not self.context:
-            raise self._failure(f"llama.cpp cannot make a context for {self._job.model}")
+            raise self._failure(f"llama.cpp cannot make a context for {job.model}")
         self.restart()
 
     def _failure(self, what: str) -> HobbitError:
@@ -218,14 +230,16 @@ class Session:
         self._n_past = 0
 
     def redraw(self) -> None:
-        """Draws the next tokens as if none had been drawn before, so that all arms compute the same."""
-        self._draw = random_tokens(self.n_vocab)
+        """Begins with the first token again, so that all arms compute the same."""
+        self._draw = iter(self.tokens or random_tokens(self.n_vocab))
 
     def append(self, n_tokens: int) -> float:
         """Computes n_tokens more, in a new sequence if this one is full; returns the seconds."""
         if self._n_past + n_tokens > self.n_ctx:
             self.restart()
         tokens = list(islice(self._draw, n_tokens))
+        if len(tokens) < n_tokens:
+            raise HobbitError(f"the text has {len(self.tokens)} tokens only; give a longer one")
         start = time.perf_counter()
         for first in range(0, n_tokens, self.n_batch):
             self._decode(tokens[first : first + self.n_batch])
@@ -242,20 +256,20 @@ class Session:
             raise self._failure(f"llama_decode failed with status {status}")
         self._n_past += len(tokens)
 
-    def logits_crc(self) -> int:
-        """A checksum of the last logits. Raises HobbitError where the activations have run away."""
+    def logits(self) -> np.ndarray:
+        """The last token's, [n_vocab]. Raises HobbitError where the activations have run away."""
         values = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (self.n_vocab,))
         if not np.isfinite(values).all():
             raise HobbitError("the logits are not finite: use another model")
-        return zlib.crc32(values.tobytes())
+        return values.copy()
 
     def device_bytes(self) -> int | None:
         """Taken of the device's memory so far; None where there is none, or where it does not say."""
         return max(0, self._free_before - self.device.memory()[0]) or None if self.device else None
 
-    def counters(self) -> dict[str, float]:
-        """The cache's; none for a model without a cache."""
-        return asdict(self.cache.stats()) if self.cache else {}
+    def counters(self) -> CacheStats | None:
+        """The cache's; None for a model without a cache."""
+        return self.cache.stats() if self.cache else None
 
     def close(self) -> None:
         if self.cache:
@@ -264,19 +278,23 @@ class Session:
         self.llama.llama_model_free(self.model)
 
 
-def fill(params: Any, job: Job, n_ctx: int, n_batch: int) -> None:
-    """Sets llama_context_params."""
-    params.n_ctx = n_ctx
-    params.n_batch = params.n_ubatch = min(n_batch, n_ctx)
-    params.n_outputs_max = params.n_seq_max = 1
-    params.n_threads = params.n_threads_batch = job.n_threads
+def counted(session: Session, before: CacheStats | None, seconds: float) -> dict[str, Any]:
+    """Counters since `before`, and rates of the cache if there is one."""
+    if before is None or session.cache is None:
+        return {"counters": {}, "info": {}}
+    counters = asdict(session.cache.stats().since(before))
+    return {**asdict(rates({}, counters, seconds, 0)), "counters": counters, "info": session.cache.info()}
 
 
-def decode(session: Session, n_tokens: int, seconds: float) -> list[float]:
-    """Seconds of each token; at least one token."""
+def decode(
+    session: Session, n_tokens: int, seconds: float, kept: list[np.ndarray] | None = None
+) -> list[float]:
+    """Seconds of each token; at least one token. kept: gets their logits."""
     times: list[float] = []
     while len(times) < n_tokens and (not times or sum(times) < seconds):
         times.append(session.append(1))
+        if kept is not None:
+            kept.append(session.logits())
     return times
 
 
@@ -285,14 +303,14 @@ def measure(job: Job) -> dict[str, Any]:
     if not job.model:
         assert job.device is not None
         return GgmlDevice(Libraries(job.lib_dir).folder, job.device, job.rpc).describe()
-    with np.load(job.routing) as arrays:
-        routing = {name: arrays[name] for name in arrays.files}
+    routing = dict(np.load(job.routing)) if job.routing else {}
     longest = max(job.prompts)
-    n_ctx = max(longest, min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens), len(routing["sweep"]))
+    n_ctx = min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens)
     libraries = Libraries(job.lib_dir)
     start = time.perf_counter()
     has_routing = "experts" in routing
-    session = Session(libraries, job, n_ctx, job.n_batch, replays=job.fits or has_routing)
+    n_ctx = max(longest, n_ctx, len(routing.get("sweep", ())))
+    session = Session(libraries, job, n_ctx, replays=job.fits or has_routing)
     load_s = time.perf_counter() - start
     if job.fits:
         _bring_in(session, routing["sweep"], job)
@@ -307,12 +325,11 @@ def measure(job: Job) -> dict[str, Any]:
         n_read = bytes_from_disk()
         ttft_s[str(n_tokens)] = session.append(n_tokens)
         ttft_bytes[str(n_tokens)] = bytes_from_disk() - n_read
-        crcs.append(session.logits_crc())
+        crcs.append(zlib.crc32(session.logits().tobytes()))
     decode(session, job.n_warm_up, job.seconds / 2)
     before, n_read = session.counters(), bytes_from_disk()
-    times = decode(session, job.n_tokens, job.seconds)
-    n_read = bytes_from_disk() - n_read
-    counters = {name: value - before[name] for name, value in session.counters().items() if name != _STATE}
+    kept: list[np.ndarray] | None = [] if job.kept else None
+    times = decode(session, job.n_tokens, job.seconds, kept)
     result = {
         "load_s": load_s,
         "ttft_s": ttft_s,
@@ -322,14 +339,15 @@ def measure(job: Job) -> dict[str, Any]:
         "n_decoded": len(times),
         "decode_s": sum(times),
         "tokens_per_second": len(times) / sum(times),
-        "disk_bytes_per_token": n_read / len(times),
+        "disk_bytes_per_token": (bytes_from_disk() - n_read) / len(times),
         "peak_rss_bytes": peak_rss_bytes(),
         "logits_crc": crcs[0],
         "device_bytes": session.device_bytes(),
-        **rates(counters, sum(times)),
-        "counters": counters,
-        "info": session.cache.info() if session.cache else {},
+        **counted(session, before, sum(times)),
     }
+    if kept is not None:
+        done = sum(job.prompts) + job.n_warm_up
+        np.savez(job.kept, logits=kept, targets=session.tokens[done + 1 :][: len(kept)])
     session.close()
     return result
 
@@ -352,15 +370,6 @@ def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
         session.restart()
     session.replay.stop()
     session.redraw()
-
-
-def rates(counters: Mapping[str, float], seconds: float) -> dict[str, float | None]:
-    """Rates of the cache, if there is one."""
-    if not counters:
-        return {}
-    hits, misses = (counters[f"{name}_high"] + counters[f"{name}_low"] for name in ("hits", "misses"))
-    hit_rate = hits / (hits + misses) if hits + misses else None
-    return {"hit_rate": hit_rate, "stall_share": counters["stall_s"] / seconds}
 
 
 def serve(measure: Callable[[Job], Mapping[str, Any]]) -> int:

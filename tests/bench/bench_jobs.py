@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Single processes of bench.compare."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,9 +29,7 @@ def measure(model: Path, routing_file: Path, **options: Any) -> SimpleNamespace:
     what = worker.Job(
         str(model), routing=str(routing_file), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=99, **options
     )
-    done = runner.start(what, None)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return SimpleNamespace(**json.loads(done.stdout))
+    return SimpleNamespace(**runner.start(what))
 
 
 def ours(pools: int, **settings: Any) -> dict[str, Any]:

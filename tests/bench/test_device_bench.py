@@ -57,8 +57,8 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     head, results = lines[0], {line["arm"]: line for line in lines[1:]}
     assert head["device"]["name"] == "RPC0"
-    assert f"RPC0: {head['device']['description']}, " in done.stdout
-    assert head["n_cpu_moe"] == {"0.3": 3}
+    assert f"name: RPC0, description: {head['device']['description']}, " in done.stdout
+    assert head["n_cpu_moe"] == {"30%": 3}
     assert [line["arm"] for line in lines[1:]] == ARMS
     for result in results.values():
         assert result["n_decoded"] == 4
@@ -79,7 +79,7 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     assert results["ours-gpu"]["counters"]["selections_cpu"] == 0
     assert results["ours-cooperative"]["counters"]["selections_cpu"] > 0
     assert results["ours-eq2"]["counters"]["selections_low"] > 0
-    assert "--n-cpu-moe 3 at 30%" in done.stdout
+    assert "| 30%: 3 " in done.stdout
     assert done.stdout.rstrip("\n") == (tmp_path / "out/table.md").read_text().rstrip("\n")
     assert all(f"| {arm} " in done.stdout for arm in ARMS)
 

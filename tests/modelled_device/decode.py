@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.harness import trace
-from bench.harness.worker import Job, Libraries, Session, serve
+from bench.harness.worker import Job, Libraries, Session, counted, serve
 from pyhobbit.errors import HobbitError
 
 COUNTS = ("launches", "replays", "captures", "waits", "copies", "reads")
@@ -68,7 +68,7 @@ def measure(job: Job) -> dict[str, Any]:
     shape = trace.moe_shape(Path(job.model))
     swept = trace.sweep(shape)
     experts, weights = (np.concatenate(each) for each in ((swept.experts, experts), (swept.weights, weights)))
-    session = Session(libraries, job, 512, 512, replays=False)
+    session = Session(libraries, job, 512)
     device.route(experts, weights, shape.n_experts)
     for _ in range(len(swept.experts)):
         session.append(1)
@@ -79,26 +79,17 @@ def measure(job: Job) -> dict[str, Any]:
     for _ in range(job.n_tokens):
         device.run(lambda: session.append(1))
     found = {name: value - before[name] for name, value in device.report().items()}
-    used = {name: value - stats[name] for name, value in session.counters().items()}
-    slots = session.cache.info()["pool_slots_high"] if session.cache else None
-    device_bytes = session.device_bytes()
+    of_cache = {**counted(session, stats, found["now"] / 1e9), "device_bytes": session.device_bytes()}
     session.close()
     n_layers = shape.n_layers * job.n_tokens
-    hits, misses = (
-        sum(used.get(f"{name}_{tier}", 0) for tier in ("high", "low")) for name in ("hits", "misses")
-    )
-    return {
+    return of_cache | {
         "n_decoded": job.n_tokens,
         "tokens_per_second": 1e9 * job.n_tokens / found["now"],
         "token_ms": found["now"] / job.n_tokens / 1e6,
         "layer_beside_us": (found["now"] - found["any"]) / n_layers / 1e3,
-        "hit_rate": hits / (hits + misses) if hits + misses else None,
         "per_layer": {name: found[name] / n_layers for name in COUNTS},
         "per_layer_us": {name: found[name] / n_layers / 1e3 for name in TIMES},
         "idle_us": {name: (found["now"] - found[name]) / n_layers / 1e3 for name in BUSY},
-        "counters": used,
-        "slots": slots,
-        "device_bytes": device_bytes,
     }
 
 
