@@ -32,19 +32,11 @@ from pyhobbit.native.files import read_text, write_text
 from pyhobbit.quality.evaluate import perplexity
 from pyhobbit.settings.config import format_size, parse_size
 
-PARTS: Mapping[str, Part] = {
-    "routing": routing.routing,
-    "answers": routing.answers,
-    "skipping": routing.skipping,
-    "words": speed.words,
-    "systems": speed.systems,
-    "confidence": speed.confidence,
-    "prefetch": speed.prefetch,
-    "rules": quality.rules,
-    "types": quality.types,
-    "widths": quality.widths,
-}
-"""By name, the cheapest first."""
+_CHEAPEST_FIRST: tuple[Part, ...] = (
+    *(routing.routing, routing.answers, routing.skipping, speed.words, speed.systems, speed.confidence),
+    *(speed.prefetch, quality.rules, quality.types, quality.widths),
+)
+PARTS: Mapping[str, Part] = {each.__name__: each for each in _CHEAPEST_FIRST}
 _GUESS = "The perplexity is that of a guess: figures of quality say nothing about this model."
 
 
@@ -67,29 +59,6 @@ def head_of(run: Run) -> dict[str, Any]:
         "kernel": platform.release(),
         "pyhobbit": version("pyhobbit"),
     }
-
-
-class Lines:
-    """The file of lines: the head, then the last line of each part counts."""
-
-    def __init__(self, path: Path, head: dict[str, Any]) -> None:
-        """Raises HobbitError where the file is of another subject."""
-        self._path = path
-        if not path.exists():
-            path.write_text(json.dumps(head) + "\n", encoding="utf-8")
-        known, self.by_part = read_lines(path)
-        if other := next((name for name in head if known.get(name) != head[name]), None):
-            raise HobbitError(
-                f"{path} is of another {other}: {known.get(other)}; give another folder with --output"
-            )
-
-    def is_done(self, name: str) -> bool:
-        return name in self.by_part and "not_run" not in self.by_part[name]
-
-    def add(self, line: dict[str, Any]) -> None:
-        self.by_part[line["part"]] = line
-        with self._path.open("a", encoding="utf-8") as file:
-            print(json.dumps(line), file=file)
 
 
 def start(run: Run) -> dict[str, Any]:
@@ -119,18 +88,27 @@ def _say(what: str) -> None:
 
 
 def report(run: Run, hours: float, parts: list[str]) -> Path:
-    """Runs what the time allows; returns the page. Raises HobbitError."""
-    end, head, out = time.monotonic() + 3600 * hours, head_of(run), run.folder / "report.html"
-    lines = Lines(run.folder / "lines.jsonl", head)
-    if not lines.is_done("start"):
-        lines.add(start(run))
-    for name in (name for name in PARTS if name in parts and not lines.is_done(name)):
-        line = json.dumps(run_part(run, name, end), ensure_ascii=False)
-        lines.add(json.loads(line.replace(str(run.model), run.model.name)))  # to be sent
-        if why := lines.by_part[name].get("not_run"):
+    """Runs what the time allows; returns the page. Raises HobbitError, also for lines of another subject."""
+    end, head, path = time.monotonic() + 3600 * hours, head_of(run), run.folder / "lines.jsonl"
+    if not path.exists():
+        path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+    known, by_part = read_lines(path)
+    if other := next((name for name in head if known.get(name) != head[name]), None):
+        what = f"{path} is of another {other}: {known.get(other)}"
+        raise HobbitError(f"{what}; give another folder with --output")
+    out = path.with_name("report.html")
+    for name in ("start", *(name for name in PARTS if name in parts)):
+        if "not_run" not in by_part.get(name, {"not_run": ""}):
+            continue
+        line = start(run) if name == "start" else run_part(run, name, end)
+        line = json.loads(json.dumps(line).replace(str(run.model), run.model.name))  # to be sent
+        by_part[name] = line
+        with path.open("a", encoding="utf-8") as file:
+            print(json.dumps(line), file=file)
+        if why := line.get("not_run"):
             _say(f"{name}: not run, {why}")
-        write_text(out, page(head, lines.by_part))
-    write_text(out, page(head, lines.by_part))
+        write_text(out, page(head, by_part))
+    write_text(out, page(head, by_part))
     return out
 
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
 """One part of the report: the figures that come of it, as values for JSON."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
@@ -118,17 +117,10 @@ def calibrated(model: Path) -> dict[str, dict[str, str]]:
     return {f"calibrated, {NAMES[rule]}": {"rule": rule} for rule in rules}
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON holds it: NaN becomes None, and numbers keep five digits."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if np.isfinite(value) else None
-    return value
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON holds them: NaN becomes None, and numbers keep five digits."""
+    text = json.dumps(values, default=lambda each: each.tolist())  # numpy's
+    return json.loads(text, parse_float=lambda n: float(f"{float(n):.5g}"), parse_constant=lambda _: None)
 
 
 def figure(kind: str, papers: str, title: str, **values: Any) -> Figure:

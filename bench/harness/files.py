@@ -5,14 +5,13 @@ Each kind of matrix has one pool of quantised random blocks. Every tensor is the
 of its own: the weights of two experts differ, though their blocks are the same.
 """
 
-import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 from gguf.constants import GGUFValueType, TokenType
@@ -240,14 +239,9 @@ def write_low_tier(model: Path, shape: Shape, kind: str, *, holes: bool = False)
 
 
 def _write(
-    path: Path,
-    entries: Sequence[KeyValue],
-    wanted: Sequence[RandomTensor],
-    kind: GgmlType,
-    alignment: int,
-    *,
-    holes: bool = False,
-) -> None:
+    path: Path, entries: Sequence[KeyValue], wanted: Sequence[RandomTensor], kind: GgmlType, alignment: int,
+    *, holes: bool = False,
+) -> None:  # fmt: skip
     # a file of other weights is not taken for this one
     entries = [*entries, string_entry("general.version", f"{zlib.crc32(repr(wanted).encode()):08x}")]
     placements, offset = [], 0
@@ -261,28 +255,24 @@ def _write(
         placements.append(Placement(t.name, own, t.ne, offset))
         offset = align(offset + tensor_nbytes(own, t.ne), alignment)
     header = pack_header(entries, placements, alignment)
-    if _holds(path, header, len(header) + offset):
-        return
-    _check_disk(path, len(header) + (0 if holes else offset))
+    size = len(header) + offset
+    if path.exists() and path.stat().st_size == size:
+        with path.open("rb") as file:
+            if file.read(len(header)) == header:
+                return
+    _check_disk(path, len(header) if holes else size)
     with atomic_output(path) as temporary, temporary.open("wb") as file:
         file.write(header)
         if holes:
-            file.truncate(len(header) + offset)
+            file.truncate(size)
             return
-        with tqdm(total=offset, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-            for t, placement in zip(wanted, placements, strict=True):
-                size = tensor_nbytes(placement.type, t.ne)
-                _write_tensor(file, _pool(placement.type, t.std, t.mean), t.name, size, bar.update)
-                file.write(bytes(align(size, alignment) - size))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _holds(path: Path, header: bytes, size: int) -> bool:
-    if not path.exists() or path.stat().st_size != size:
-        return False
-    with path.open("rb") as file:
-        return file.read(len(header)) == header
+        for t, own in tqdm([*zip(wanted, placements, strict=True)], path.name, leave=False, disable=None):
+            n_bytes = tensor_nbytes(own.type, t.ne)
+            pool = _pool(own.type, t.std, t.mean)
+            rows = np.roll(pool, -(zlib.crc32(t.name.encode()) % _POOL_ROWS), axis=0).ravel()
+            for left in range(n_bytes, 0, -rows.size):
+                file.write(rows[:left].data)
+            file.write(bytes(align(n_bytes, alignment) - n_bytes))
 
 
 def _check_disk(path: Path, size: int) -> None:
@@ -300,22 +290,9 @@ def _check_disk(path: Path, size: int) -> None:
 
 @cache
 def _pool(kind: GgmlType, std: float, mean: float) -> np.ndarray:
-    """uint8 blocks of random values, reproducible from the arguments alone."""
+    """uint8 blocks of random values by row, reproducible from the arguments alone."""
     rng = np.random.default_rng([_SEED, kind.id, zlib.crc32(f"{std} {mean}".encode())])
     values = mean + std * rng.standard_normal((_POOL_ROWS, _ROW), np.float32)
     importance = np.ones(_ROW, np.float32) if kind.wants_imatrix else None
-    return quantize(kind, values.astype(np.float32, copy=False), importance)
-
-
-def _write_tensor(
-    file: BinaryIO, pool: np.ndarray, name: str, size: int, progress: Callable[[int], object]
-) -> None:
-    row_bytes = pool.size // _POOL_ROWS
-    start = zlib.crc32(name.encode()) % _POOL_ROWS * row_bytes
-    left = size
-    while left:
-        piece = pool[start : start + left]
-        file.write(piece.data)
-        progress(piece.size)
-        left -= piece.size
-        start = 0
+    rows = quantize(kind, values.astype(np.float32, copy=False), importance)
+    return rows.view(np.uint8).reshape(_POOL_ROWS, -1)
