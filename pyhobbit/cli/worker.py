@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> NoReturn:
         f"worker at {args.host}:{args.port}, {threads} threads; the other machine takes it by",
         file=sys.stderr,
     )
-    print(f"    pyhobbit chat MODEL --rpc {args.host}:{args.port} --device RPC0", file=sys.stderr)
+    print(f"    pyhobbit chat MODEL --rpc {args.host}:{args.port}", file=sys.stderr)
     address = ["-H", args.host, "-p", args.port]
     programs.become([str(BIN_DIR / "ggml-rpc-server"), *address, "-t", str(threads)])
 
