@@ -144,14 +144,10 @@ def as_read(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as place:
         view = Path(place) / folder.resolve().name  # the converter may name the model by it
         view.mkdir()
-        others = (path for path in folder.iterdir() if path.name not in _INDICES and not _is_weights(path))
+        others = (path for path in folder.iterdir() if not any(map(path.match, (*_INDICES, *_WEIGHTS))))
         for path in (*weights, *others):
             (view / path.name).symlink_to(path.absolute())
         yield view
-
-
-def _is_weights(path: Path) -> bool:
-    return any(path.match(pattern) for pattern in _WEIGHTS)
 
 
 def _check_no_pointer(path: Path) -> None:

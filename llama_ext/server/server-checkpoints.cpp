@@ -2,12 +2,37 @@
 #include "server-common.h"
 #include "server-report.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <tuple>
 
-// The memory of context checkpoints: all slots together keep to the part that the model's plan left for them.
+// Slots keep context checkpoints, in the part of the memory that the model's plan left for all of them, and their
+// states in files while the server is stopped, by HOBBIT_KEEP_SLOTS=BYTES:PATH.
 
 namespace {
+
+constexpr uint64_t HEADER = 4096; // bytes of a file beside state and tokens, at most
+
+// Ends a file with a hash of its path and its bytes, or tells whether it has it.
+bool seal(const std::string & path, bool is_new) {
+    std::fstream   file(path, std::ios::in | std::ios::out | std::ios::binary | std::ios::ate);
+    uint64_t       hash = server_hash(path), found = 0;
+    std::streamoff left = file.tellg() - std::streamoff(is_new ? 0 : sizeof(found));
+    file.seekg(0);
+    for (std::string part; left > 0 && file; left -= part.size()) {
+        part.resize(std::min<std::streamoff>(left, 1 << 16));
+        file.read(part.data(), part.size());
+        hash = server_hash(part, hash);
+    }
+    if (is_new) {
+        return bool(file.seekp(0, std::ios::end).write(reinterpret_cast<char *>(&hash), sizeof(hash)));
+    }
+    return file.read(reinterpret_cast<char *>(&found), sizeof(found)) && found == hash;
+}
 
 class checkpoint_hooks : public server_hooks {
   public:
@@ -39,6 +64,34 @@ class checkpoint_hooks : public server_hooks {
         }
         wanted.fits   = held <= server_report_checkpoint_bytes();
         wanted.victim = wanted.fits || !victim ? -1 : victim->id;
+    }
+
+    // The slots that were used last, as far as the bytes reach.
+    void keep(llama_context * ctx, const server_slot_views & slots, bool is_end, const keeper & keep) override {
+        const char * given = std::getenv("HOBBIT_KEEP_SLOTS");
+        if (!given || !ctx) {
+            return;
+        }
+        char *     path = nullptr;
+        uint64_t   left = std::strtoull(given, &path, 10);
+        const auto file = [&](const auto & slot) { return string_format("%s-%d", path + 1, slot.id); };
+        for (const auto & slot : slots) {
+            if (!is_end && seal(file(slot), false)) {
+                keep(slot.id, file(slot));
+            } else if (unlink(file(slot).c_str()) == 0 && !is_end) {
+                SRV_WRN("%s is damaged, so its conversation is read again\n", file(slot).c_str());
+            }
+        }
+        server_slot_views order = slots;
+        std::sort(order.begin(), order.end(), [](auto & a, auto & b) { return a.t_last_used > b.t_last_used; });
+        umask(S_IRWXG | S_IRWXO); // nobody else reads a conversation
+        for (const auto & slot : order) {
+            const uint64_t size = llama_state_seq_get_size(ctx, slot.id) + slot.n_tokens * sizeof(llama_token) + HEADER;
+            if (is_end && slot.n_tokens > 0 && size <= left) {
+                keep(slot.id, file(slot));
+                left -= seal(file(slot), true) ? size : 0;
+            }
+        }
     }
 };
 

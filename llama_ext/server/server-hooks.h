@@ -169,6 +169,11 @@ class server_hooks {
     // Once per second of a pass: the prompts that it reads, with their tokens that are computed.
     virtual void progress(server_slot_views & /* prompts */) {}
 
+    // Keeps the states of slots in files when the server ends, and takes them back when it begins. `keep` does so for a
+    // slot and a file.
+    using keeper = std::function<void(int32_t, const std::string &)>;
+    virtual void keep(llama_context *, const server_slot_views &, bool /* is_end */, const keeper & /* keep */) {}
+
     // The slots have used up n_cells that they share: whose answer ends? -1: nobody's.
     virtual void overflow(const server_slot_views &, int32_t /* n_cells */, int32_t & /* id */) {}
 
@@ -209,13 +214,19 @@ void server_call(void (server_hooks::*hook)(Params...), Args &&... args) {
     }
 }
 
-//
-// For hooks, and for the patches
-//
+// --- For hooks, and for the patches
 
 // A whole answer in JSON, or with an error of OpenAI's form.
 std::unique_ptr<server_http_res> server_answer(const common_json & data, int status = 200);
 std::unique_ptr<server_http_res> server_refusal(const std::string & message, int status);
+
+// FNV-1a, 64 bits, of further bytes.
+inline uint64_t server_hash(const std::string & bytes, uint64_t hash = 14695981039346656037u) {
+    for (const char c : bytes) {
+        hash = (hash ^ uint8_t(c)) * 1099511628211u;
+    }
+    return hash;
+}
 
 // The value of an override, which is added where it is not given. One of another type counts as not given here, and
 // is refused when the model is opened.

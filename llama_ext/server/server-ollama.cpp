@@ -50,22 +50,16 @@ static std::string time_text(std::time_t t = std::time(nullptr)) {
     return text;
 }
 
-// 64 hexadecimal digits, by which clients tell models apart: they are the same for the same name and sizes. (FNV-1a)
+// 64 hexadecimal digits, by which clients tell models apart: they are the same for the same name and sizes.
 static std::string digest(const std::string & text) {
     std::string digits;
-    uint64_t    hash = 14695981039346656037u;
-    for (int part = 0; part < 4; part++) {
-        for (const char c : text) {
-            hash = (hash ^ uint8_t(c)) * 1099511628211u;
-        }
+    for (uint64_t part = 0, hash = server_hash(text); part < 4; part++, hash = server_hash(text, hash)) {
         digits += string_format("%016llx", static_cast<unsigned long long>(hash));
     }
     return digits;
 }
 
-//
-// answers
-//
+// --- answers
 
 // Forms an answer in Ollama's way from OpenAI's, whole or in pieces. Reads from `inner`, which reads from `request`.
 struct ollama_res : server_http_res {
@@ -261,9 +255,7 @@ static server_http_res_ptr embed(const server_http_req & req, const ollama_route
                            { "prompt_eval_count", int64_t(used.value("prompt_tokens", 0.0)) } });
 }
 
-//
-// models
-//
+// --- models
 
 // One entry for each name of each model, with what handlers tell of it; loaded_only: one for each in memory.
 static json models(const server_http_req & req, const ollama_routes & routes, bool loaded_only) {
@@ -343,15 +335,12 @@ static server_http_res_ptr show(const server_http_req & req, const ollama_routes
 static server_handler api(server_handler own) {
     server_call(&server_hooks::wrap, own);
     return [own](const server_http_req & req) -> server_http_res_ptr {
-        g_keep_ms = NOT_GIVEN;
+        const std::shared_ptr<void> end(nullptr, [](void *) { g_keep_ms = NOT_GIVEN; });
         try {
-            auto res  = own(req);
-            g_keep_ms = NOT_GIVEN;
-            return res;
+            return own(req);
         } catch (const std::exception & e) {
             const bool is_bad =
                 dynamic_cast<const std::invalid_argument *>(&e) || dynamic_cast<const common_json_error *>(&e);
-            g_keep_ms = NOT_GIVEN;
             return server_answer({ { "error", e.what() } }, is_bad ? 400 : 500);
         }
     };
@@ -390,9 +379,7 @@ class ollama_hooks : public server_hooks {
         }
         for (const char * path : { "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete" }) {
             const auto refuse = api([](const auto &) {
-                const char * why =
-                    "pyhobbit serve does not download or delete models: run pyhobbit pull, or pyhobbit rm";
-                return server_answer({ { "error", why } }, 501);
+                return server_answer({ { "error", "run pyhobbit pull or pyhobbit rm: the server does neither" } }, 501);
             });
             http.post(path, refuse);
             http.del(path, refuse);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <mutex>
 #include <numeric>
@@ -21,9 +22,7 @@ double seconds() {
     return double(ggml_time_us()) / 1e6;
 }
 
-bool is_writing(const server_slot_view & slot) {
-    return slot.is_writing;
-}
+const auto is_writing = std::mem_fn(&server_slot_view::is_writing);
 
 class passes_hooks : public server_hooks {
   public:

@@ -44,9 +44,7 @@ static struct {
     std::string failure; // why the cache computes nothing any more; "": it does
 } g_cache;
 
-//
-// counters
-//
+// --- counters
 
 // The counters as they are now, or as they were when the model was last unloaded; empty without an expert cache. Reads
 // the counters of layers as well. REQUIRES: the mutex is held
@@ -174,9 +172,7 @@ static std::string metrics() {
     return text;
 }
 
-//
-// failure
-//
+// --- failure
 
 // A disk that answers takes milliseconds.
 static constexpr double LONG_READ_S = 3.0;
@@ -261,9 +257,7 @@ static std::string check(const llama_context * ctx) {
     return failure;
 }
 
-//
-// for other hooks
-//
+// --- for other hooks
 
 bool server_report_is_cached() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
@@ -288,9 +282,7 @@ static std::pair<double, double> uses() {
     return { hits, hits + sum_of(counters, { "misses_high", "misses_low" }) };
 }
 
-//
-// hooks
-//
+// --- hooks
 
 namespace {
 

@@ -234,13 +234,8 @@ httplib::Server::HandlerResponse receive(const httplib::Request & req, httplib::
 
 // A response that holds the memory of the answer until it has been sent.
 void attach(server_http_res & response, std::shared_ptr<void> answer) {
-    if (answer) {
-        response.finish = [finish = std::move(response.finish), answer = std::move(answer)] {
-            if (finish) {
-                finish();
-            }
-        };
-    }
+    const auto finish = response.finish ? std::move(response.finish) : [] {};
+    response.finish   = [finish, answer] { finish(); };
 }
 
 // Answers a route that nobody has, and a body that is too large.

@@ -134,10 +134,7 @@ def _cut(engine: "Engine", text: str, n_tokens: int) -> str:
 
 
 def _read_prompt(engine: "Engine", text: str) -> Figures:
-    """Tokens of a text that were not in the context, seconds to the first one after, and bytes read.
-
-    Raises HobbitError.
-    """
+    """Tokens that were not in the context, seconds to the first answer, bytes read. Raises HobbitError."""
     before = engine.stats()
     for _ in engine.generate(text, 1):
         pass

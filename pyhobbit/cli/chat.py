@@ -78,9 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> ChatConfig:
     engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
     if args.drafts and args.trace is not None:
-        raise ConfigError(
-            "--trace records each token once, and wrong drafts are tokens too; leave --drafts out"
-        )
+        raise ConfigError("--trace records each token once, not drafts that were wrong; leave --drafts out")
     return ChatConfig(
         engine=engine,
         sampling=sampling_config(args),

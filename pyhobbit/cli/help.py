@@ -27,16 +27,15 @@ COMMON: Mapping[str, Collection[str]] = {
 """By verb, the options that --help shows, where that is not all of them."""
 
 EXAMPLES: Mapping[str, str] = {
-    "bench": "m.gguf --memory 8G",
     "calibrate": "m.gguf --text my.txt --max-kl 0.01",
-    "chat": "m.gguf --memory 8G",
     "config": "m.gguf --memory 8G --write",
     "convert": "--sidecar m.gguf",
-    "inspect": "m.gguf --memory 8G",
     "serve": "m.gguf --memory 8G --port 8000",
     "simulate": "--trace run.csv --capacity 0.2 --set t1=0.6",
 }
-"""By verb, arguments that --help shows, of those in COMMON."""
+"""By verb, arguments that --help shows; others have ANY."""
+
+ANY = "m.gguf --memory 8G"
 
 # errors of argparse, and ours in their place
 _SENTENCES = {

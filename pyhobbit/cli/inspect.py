@@ -101,9 +101,11 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         "memory": {"error": error} if plan is None else asdict(plan),
     }
     show: Any = (lambda *_, **__: None) if args.json else print
+    precision = ffi.string(info.precision).decode()
+    numbers = ", ".join(" = ".join(each.split()) for each in precision.split(", "))
     rows = {
         **_description(model),
-        "precision": _precision_text(ffi.string(info.precision).decode(), applied["rule"]),
+        "precision": f"rule {applied['rule']}, {numbers}" if numbers else "everything in high precision",
     }
     if len(model.tiers) > 1:
         rows["quality"] = advice.qualities(path, cache)
@@ -157,11 +159,6 @@ def _plan(path: Path, config: EngineConfig) -> "tuple[MemoryPlan | None, str]":
         raise
     except HobbitError as e:
         return None, str(e)
-
-
-def _precision_text(precision: str, rule: str) -> str:
-    numbers = ", ".join(" = ".join(each.split()) for each in precision.split(", "))
-    return f"rule {rule}, {numbers}" if numbers else "everything in high precision"
 
 
 def _description(model: "ModelFile") -> dict[str, str]:

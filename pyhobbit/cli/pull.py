@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Downloads a model from Hugging Face into the cache of huggingface_hub.
-
-Prints its path. Other programs share the cache.
-"""
+"""Downloads a model from Hugging Face into the cache that all programs share, and prints its path."""
 
 import argparse
 from pathlib import Path

@@ -7,6 +7,8 @@ Every option of llama-server is passed on; llama-server's own help: pyhobbit lla
 import argparse
 import contextlib
 import csv
+import glob
+import hashlib
 import io
 import os
 import re
@@ -32,25 +34,21 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import EXACT, model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
+from pyhobbit.native.paths import LIB_DIR
 from pyhobbit.native.programs import become
 from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.quality.idle import calibrate_beside
-from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, Setting, format_size
+from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, format_size, parse_size
 
 if TYPE_CHECKING:
     from pyhobbit.engine.placement import Placed
     from pyhobbit.engine.plan import MemoryPlan
+    from pyhobbit.settings.config import Setting
 
 _CONTEXT = EngineConfig.contexts[1]  # the least of a server
-# Its own: the largest context and 8 GiB of old prompts, which leave experts no room, and any page may ask.
-_DEFAULTS = {
-    "--ctx-size": str(_CONTEXT),
-    "--cache-ram": "0",
-    "--metrics": None,
-    "--cors-origins": "localhost",
-}
-_CHECKPOINTS = "32"  # its own default, for each slot
-_SLOTS = 4  # its own default
+# Defaults of its own leave experts no room (the largest context, 8 GiB of old prompts) or let any page ask.
+_CHANGED = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None, "--cors-origins": "localhost"}
+_CHECKPOINTS, _SLOTS = "32", 4  # its own defaults; checkpoints are those of each slot
 # Shown in our help; all others are passed on as well.
 _PASSED_ON = {
     "--host": ("HOST", f"address to listen on; 0.0.0.0: all (default: {server_flags.HOST})"),
@@ -61,7 +59,6 @@ _PASSED_ON = {
         "N",
         f"tokens of context, for all requests (default: {_CONTEXT} to {EngineConfig.contexts[-1]})",
     ),
-    "--cache-ram": ("MIB", "memory for old prompts, a part of --memory (default: 0)"),
     "--threads": ("N", "for computing (default: one per core)"),
     "--mmproj": ("FILE", "the model's projector, for images; its memory counts in --memory"),
 }
@@ -105,6 +102,8 @@ def add_arguments(parser: Parser) -> None:
     add_paper_argument(parser)
     what = "while idle, calibrate on this text; uses a quarter of --memory"
     parser.add_argument("--calibrate-idle", type=Path, metavar="FILE", help=what)
+    what = "keep what the slots hold in files of so much beside the model while the server is stopped"
+    parser.add_argument("--keep-slots", metavar="SIZE", help=what)
     what = "time that answers have to end after SIGTERM, while /health is 503 (default: 0)"
     parser.add_argument("--drain", type=int, metavar="SECONDS", help=what)
     group = parser.add_argument_group("llama-server, among others")
@@ -173,8 +172,9 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
     """Arguments of a llama-server that finds its models itself. Raises ConfigError."""
     from pyhobbit.engine.plan import check_limit  # loads the libraries
 
-    if args.calibrate_idle is not None:
-        raise ConfigError("--calibrate-idle calibrates one model; serve it alone")
+    for name, given in (("--calibrate-idle", args.calibrate_idle), ("--keep-slots", args.keep_slots)):
+        if given is not None:
+            raise ConfigError(f"{name} is for one model; serve it alone")
     check_limit(cache.memory)
     each, passed_on = several_models.shared(cache, args.passed_on)
     if rows := several_models.rows(cache.memory, each.memory, passed_on):
@@ -198,6 +198,8 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     if embeds and args.batch is None and context.isdecimal():  # a pass takes the whole of a text
         args.batch = min(int(context), EngineConfig.max_batch) or None
     cache = cache_config(args)
+    if args.keep_slots is not None:
+        _keep_slots(model, cache, args)
     images, of_model = _beside_images(model, _of_model(cache, args.passed_on), args)
     placed = _placed(model, of_model, args)
     idle, of_model = calibrate_beside(model, args.calibrate_idle, placed.cache)
@@ -282,16 +284,10 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
         return cache
     for name in _FURTHER_MODELS:
         if value(name, passed_on) is not None:
-            raise ConfigError(
-                f"--memory limits the whole process, and what {name} takes is not known before; "
-                "give --pools in place of --memory"
-            )
+            raise ConfigError(f"--memory limits all, and what {name} takes is not known before; give --pools")
     prompts = str(value("--cache-ram", passed_on, "0"))
     if not prompts.isdecimal():
-        raise ConfigError(
-            f"--cache-ram {prompts} sets no limit, and --memory limits the whole process; "
-            "give a number of MiB"
-        )
+        raise ConfigError(f"--cache-ram {prompts} sets no limit, beside --memory; give a number of MiB")
     left = cache.memory - (int(prompts) << 20)
     if left <= 0:
         raise ConfigError(f"--cache-ram {prompts} leaves nothing of --memory for the model; lower it")
@@ -317,7 +313,7 @@ def _names_model(passed_on: Sequence[str]) -> bool:
 
 
 def server_arguments(
-    settings: Mapping[str, Setting], n_batch: int | None, passed_on: Sequence[str]
+    settings: "Mapping[str, Setting]", n_batch: int | None, passed_on: Sequence[str]
 ) -> list[str]:
     """All arguments but the model: settings, defaults, and what was passed on. n_batch: None is theirs."""
     if value("--ctx-checkpoints", passed_on) is not None:
@@ -325,7 +321,7 @@ def server_arguments(
     passed_on, given = server_flags.without("--override-kv", passed_on)
     overrides = [*_overrides(settings, given), *given]
     arguments = ["--override-kv", ",".join(overrides)] if overrides else []
-    for name, default in _DEFAULTS.items():
+    for name, default in _CHANGED.items():
         if value(name, passed_on) is None:
             arguments += [name] if default is None else [name, default]
     if n_batch is not None:
@@ -333,7 +329,7 @@ def server_arguments(
     return [*arguments, *passed_on]
 
 
-def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[str]:
+def _overrides(settings: "Mapping[str, Setting]", given: Sequence[str]) -> list[str]:
     """KEY=TYPE:VALUE,..., quoted as llama.cpp reads it: like CSV; none for what is `given` in that way."""
     keys = {each.partition("=")[0] for row in csv.reader(given) for each in row}
     row = io.StringIO()
@@ -346,9 +342,28 @@ def _overrides(settings: Mapping[str, Setting], given: Sequence[str]) -> list[st
     return [row.getvalue()] if values else []
 
 
-#
-# before the model is loaded
-#
+# --- before the model is loaded
+
+
+def _keep_slots(model: Path, cache: CacheConfig, args: argparse.Namespace) -> None:
+    """Tells llama-server where to keep slots, by all that their states come from. Raises ConfigError."""
+    n_bytes = parse_size(args.keep_slots)
+    if any_given(("--rpc", "--spec-type"), args.passed_on):
+        raise ConfigError("--keep-slots keeps no state beside --rpc or --spec-type; leave one of them out")
+    if not os.access(model.parent, os.W_OK):
+        raise ConfigError(f"--keep-slots writes beside the model, and {model.parent} is read-only")
+    stem = model_stem(model)
+    beside = [each for each in model.parent.glob(f"{glob.escape(stem)}*") if ".slots-" not in each.name]
+    files = [*beside, SERVER, *LIB_DIR.iterdir()]  # another build may round in other ways
+    stats = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
+    rest = server_flags.without("--port", server_flags.without("--host", args.passed_on)[0])[0]
+    given = sorted(each for each in os.environ.items() if each[0].startswith("LLAMA_ARG_"))
+    source = repr((stats, os.uname().nodename, sorted(cache.settings().items()), args.batch, rest, given))
+    kept = model.with_name(f"{stem}.slots-{hashlib.sha256(source.encode()).hexdigest()[:16]}")
+    for each in model.parent.glob(f"{glob.escape(stem)}.slots-{'[0-9a-f]' * 16}-[0-9]*"):
+        if not each.name.startswith(kept.name):
+            each.unlink()
+    os.environ["HOBBIT_KEEP_SLOTS"] = f"{n_bytes}:{kept.absolute()}"
 
 
 def _beside_images(

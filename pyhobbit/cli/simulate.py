@@ -146,10 +146,7 @@ def _policies(args: argparse.Namespace, base: "Simulation") -> list[str]:
 
 
 def _run_policies(
-    routes: "NDArray[Any]",
-    base: "Simulation",
-    capacity: float,
-    policies: Sequence[str],
+    routes: "NDArray[Any]", base: "Simulation", capacity: float, policies: Sequence[str]
 ) -> Iterator[Run]:
     from pyhobbit.routing.trace import simulate
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from pyhobbit.cli.habits import TAKEN, ignore
-from pyhobbit.cli.help import COMMON, EXAMPLES, Parser
+from pyhobbit.cli.help import ANY, COMMON, EXAMPLES, Parser
 from pyhobbit.cli.options import moved
 from pyhobbit.errors import ConfigError
 
@@ -69,7 +69,7 @@ def _parser(arguments: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
         parsers[name] = verbs.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(parsers[name])
         parsers[name].add_help_options(COMMON.get(name, ()))
-        parsers[name].example = EXAMPLES.get(name, "")
+        parsers[name].example = EXAMPLES.get(name, ANY)
         parsers[name].set_defaults(run=module.run, verb=name, typed=name)
     return parser, parsers
 

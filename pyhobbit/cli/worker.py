@@ -25,9 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=_HOST, help=f"listen on this address of the machine ({_HOST})")
     parser.add_argument("--port", default=_PORT, help=f"listen on this port ({_PORT})")
     parser.add_argument("--threads", type=int, help="compute with so many threads (all cores)")
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="take at most so much memory, such as 8G (all that is free)"
-    )
+    what = "take at most so much memory, such as 8G (all that is free)"
+    parser.add_argument("--memory", metavar="SIZE", help=what)
 
 
 def run(args: argparse.Namespace) -> NoReturn:
@@ -40,13 +39,10 @@ def run(args: argparse.Namespace) -> NoReturn:
         _limit(parse_size(args.memory))
     check_free(args.host, args.port, 1)
     threads = args.threads or int(processor_cores())
-    print(
-        f"worker at {args.host}:{args.port}, {threads} threads; the other machine takes it by",
-        file=sys.stderr,
-    )
-    print(f"    pyhobbit chat MODEL --rpc {args.host}:{args.port}", file=sys.stderr)
-    address = ["-H", args.host, "-p", args.port]
-    programs.become([str(BIN_DIR / "ggml-rpc-server"), *address, "-t", str(threads)])
+    at = f"{args.host}:{args.port}"
+    print(f"worker at {at}, {threads} threads; the other machine takes it by", file=sys.stderr)
+    print(f"    pyhobbit chat MODEL --rpc {at}", file=sys.stderr)
+    programs.become([str(BIN_DIR / "ggml-rpc-server"), "-H", args.host, "-p", args.port, "-t", str(threads)])
 
 
 def _limit(memory: int) -> None:

@@ -18,6 +18,7 @@ from pyhobbit.settings.resolve import resolve
 from pyhobbit.settings.table import KEYS, OPTIONS
 
 _MUCH = 0.2  # share of a token's time, or of the memory
+_POOLS = {"high": "experts in high precision", "low": "less important experts, in low precision"}
 _SOURCES = {
     "all": "all experts fit; each is read once",
     "sample": "measured in the second half of the sample; other texts may repeat their experts less",
@@ -39,7 +40,7 @@ def memory_rows(plan: MemoryPlan) -> dict[str, str]:
         "weights": f"{format_size(plan.weights)} in memory: all weights but the routed experts",
         **_context_rows(plan),
         **_device_rows(plan),
-        **_pool_rows(plan),
+        **{f"{pool.name} pool": _pool_text(pool, _POOLS[pool.name]) for pool in plan.info.pools},
         **_host_rows(plan),
     }
     if plan.missing and plan.share_high < 1:
@@ -121,11 +122,6 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
     }
 
 
-def _pool_rows(plan: MemoryPlan) -> dict[str, str]:
-    why = {"high": "experts in high precision", "low": "less important experts, in low precision"}
-    return {f"{pool.name} pool": _pool_text(pool, why[pool.name]) for pool in plan.info.pools}
-
-
 def _context_rows(plan: MemoryPlan) -> dict[str, str]:
     return {
         "context": f"{format_size(plan.context)} for {plan.info.context_text(plan.chose_context)}, and "
@@ -199,10 +195,7 @@ def qualities(model: Path, cache: CacheConfig) -> str:
 def advice(
     plan: MemoryPlan, speed: Speed | None, cache: CacheConfig, calibrated: bool, may_add_low: bool
 ) -> list[str]:
-    """Advice for more speed, the most useful first; one sentence each.
-
-    may_add_low: convert --sidecar finds types of a low tier for the model.
-    """
+    """Advice for more speed, the most useful first. may_add_low: convert --sidecar works for the model."""
     waits = speed is not None and speed.wait_s > _MUCH * (speed.compute_s + speed.wait_s)
     unused = None if plan.info.precision else low_tier_text(Path(plan.info.model), plan.info, cache)
     found = [unused] if unused else []

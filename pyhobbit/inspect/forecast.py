@@ -29,10 +29,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Forecast:
-    """by_memory: with own, the plan's.  low_tier, small_context: texts, "" where they say nothing.
-
-    fitted: the model of the speeds.
-    """
+    """by_memory: with own, the plan's.  low_tier, small_context: texts, or "".  fitted: it has the speeds."""
 
     by_memory: tuple[Point, ...]
     own: Point

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a model's files are named: splits, sidecar, calibration, options; which files are no model.
-
-Imports nothing large.
-"""
+"""How a model's files are named, and which files are no model. Imports nothing large."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -117,7 +117,8 @@ class Recorder:
                 self._array(name, values)[start:end, event.layer, : values.shape[1]] = values
         if event.router_input is not None and self._max_input_bytes:
             if "inputs" not in self._arrays:
-                self._choose_stride(event.router_input.shape[1])
+                n_bytes = 4 * event.router_input.shape[1] * len(self._n_seen) * len(self._sequences)
+                self._stride = max(1, -(-n_bytes // self._max_input_bytes))
             kept = slice(-start % self._stride, None, self._stride)
             rows = slice(-(-start // self._stride), -(-end // self._stride))
             self._array("inputs", event.router_input)[rows, event.layer] = event.router_input[kept]
@@ -143,10 +144,6 @@ class Recorder:
             inputs=arrays.get("inputs"),
             input_tokens=np.arange(0, n_tokens, self._stride),
         )
-
-    def _choose_stride(self, n_values: int) -> None:
-        n_bytes = 4 * n_values * len(self._n_seen) * len(self._sequences)
-        self._stride = max(1, -(-n_bytes // self._max_input_bytes))
 
     def _array(self, name: str, values: np.ndarray) -> np.ndarray:
         known = self._arrays.get(name)

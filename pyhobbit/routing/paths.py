@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""EdgeMoE's activation paths (arXiv 2308.14352, III-C1) of a text: the table that a calibration stores.
-
-docs/format.md has its layout.
-"""
+"""EdgeMoE's activation paths (arXiv 2308.14352, III-C1) of a text, as in docs/format.md."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -73,4 +73,4 @@ def test_what_cannot_be_calibrated_is_refused_before_the_server_runs(tmp_path: P
         return done.stderr
 
     assert "the text" in said(model, "--memory", "1400M")
-    assert "calibrates one model" in said("--models-dir", tmp_path)
+    assert "--calibrate-idle is for one model" in said("--models-dir", tmp_path)
