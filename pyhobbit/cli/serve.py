@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _CONTEXT = EngineConfig.contexts[1]  # the least of a server
 # Defaults of its own leave experts no room (the largest context, 8 GiB of old prompts) or let any page ask.
 _CHANGED = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None, "--cors-origins": "localhost"}
+_CONTINUES = "{% for message in messages %}{{ message.content }}{% endfor %}"  # it would take ChatML
 _CHECKPOINTS, _SLOTS = "32", 4  # its own defaults; checkpoints are those of each slot
 # Shown in our help; all others are passed on as well.
 _PASSED_ON = {
@@ -215,7 +216,8 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     others = {"placement": placed.text, **images, **idle, "options": options}
     has_own = any_given(("--chat-template", "--chat-template-file"), args.passed_on)
     if not has_own and "tokenizer.chat_template" not in read_gguf(model).metadata:
-        others["template"] = "none in the file, so ChatML is assumed; /v1/completions continues a text"
+        args.passed_on += ["--chat-template", _CONTINUES]
+        others["template"] = "none in the file: the model continues the text of the messages"
     _report(model, plan, cache, {**others, "address": _address(args.passed_on), "slots": slots})
     cached = plan is not None and plan.info.cached
     arguments = ["-m", str(model)]

@@ -66,11 +66,12 @@ def test_a_model_without_a_projector_says_so(files: tuple[Path, Path], tmp_path:
 def test_a_model_sees_what_it_sees_with_stock(files: tuple[Path, Path], tmp_path: Path) -> None:
     model, projector = files
     log = tmp_path / "log"
-    with serving(model, log, "--pools", POOLS, "--mmproj", projector) as server:
+    template = ("--chat-template", "chatml")
+    with serving(model, log, "--pools", POOLS, "--mmproj", projector, *template) as server:
         found = _answers(server)
         assert server.request("/hobbit").json["cached"]
     assert "images    mmproj.gguf, " in log.read_text(errors="replace")
-    stock = [stock_dir() / "llama-server", "-m", model, "--mmproj", projector, "-c", 512]
+    stock = [stock_dir() / "llama-server", "-m", model, "--mmproj", projector, "-c", 512, *template]
     with running(stock, tmp_path / "stock") as server:
         assert _answers(server) == found
     assert found[0][0] != found[1][0]

@@ -83,6 +83,14 @@ def test_a_signal_ends_it_while_it_generates(
         assert server.process.wait(END_TIMEOUT_S) == 0
 
 
+def test_without_a_chat_template_messages_are_continued(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "3M") as server:
+        assert "template  none in the file: the model continues the text" in server.log.read_text()
+        body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 16, "temperature": 0}
+        answer = server.request("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+        assert answer.strip() == server.complete(n=16, temperature=0).strip()
+
+
 # The main thread is asked to end where it begins to wait for tasks, and so holds the lock of their queue.
 _ASKED_WITH_A_LOCK = """
 #define _GNU_SOURCE

@@ -108,7 +108,7 @@ def test_chat_answers_whole_and_streamed(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**options)
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].finish_reason in ("length", "stop")
-    assert answer.usage.prompt_tokens > 16  # the template's and the question's
+    assert answer.usage.prompt_tokens > 8  # the question's
     chunks = client.chat.completions.create(**options, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == answer.choices[0].message.content != ""
