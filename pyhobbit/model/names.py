@@ -71,13 +71,12 @@ def check_model_file(path: Path) -> None:
         hint = suggestion(path.parent, path.name)
         if ":" in path.name:
             hint = "; pyhobbit list shows models, and on Hugging Face they are called USER/NAME[:QUANT]"
-        raise HobbitError(f"{path} does not exist{hint}") from None
+        gone = "is a link to a file that is gone; pull it again"
+        raise HobbitError(f"{path} {gone if path.is_symlink() else f'does not exist{hint}'}") from None
     except OSError as e:
         raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
     if head[:4] != b"GGUF":
-        raise HobbitError(
-            f"{path} is not a GGUF file; make one from a checkpoint with: pyhobbit convert FOLDER"
-        )
+        raise HobbitError(f"{path} is not a GGUF file; make one of a checkpoint: pyhobbit convert FOLDER")
     if path.name.lower().endswith(file_names.CALIBRATION):
         model = path.name[: -len(file_names.CALIBRATION)] + ".gguf"
         raise HobbitError(f"{path} holds only settings of {model}; give that file")

@@ -161,6 +161,10 @@ def test_the_files_routers_explain_what_is_chosen(arch: str, tmp_path: Path) -> 
 
 def test_errors_are_one_sentence(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in _error(capsys, tmp_path / "none.gguf")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "none.gguf")
+    assert "link.gguf is a link to a file that is gone; pull it again" in _error(
+        capsys, tmp_path / "link.gguf"
+    )
     assert "t1 (0.9) must not be above t2 (0.5)" in _error(
         capsys, tiny_gguf, "--set", "t1=0.9", "--set", "t2=0.5"
     )
