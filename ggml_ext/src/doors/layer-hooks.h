@@ -8,16 +8,17 @@
 #include "doors/registered-setting.h"
 #include "graph/inner-graph.h"
 #include "model/expert-index.h"
-#include "offload/cpu-share.h"
 #include "plan/batch-info.h"
 #include "plan/layer-plan.h"
-#include "predict/predictor.h"
 
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace hobbit {
+
+class cpu_share;
+class predictor;
 
 // A layer whose router has chosen. Valid during the call that passes it.
 struct routed_layer {

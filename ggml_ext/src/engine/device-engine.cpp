@@ -122,7 +122,9 @@ void device_engine::start_sharing(const expert_shapes & kinds) {
 }
 
 void device_engine::start(prefetcher * prefetcher, run_state & run) {
-    executor_ = std::make_unique<moe_executor>(shared_.index, cache_, prefetcher, share_.get(), run, shared_.counters);
+    ahead_                                  = std::make_unique<hits_ahead>(shared_.index, cache_);
+    const std::vector<row_source *> sources = { prefetcher, ahead_.get(), share_.get() };
+    executor_ = std::make_unique<moe_executor>(shared_.index, cache_, sources, run, shared_.counters);
     executor_->add(make_hooks({ "", shared_.config.values(), shared_.index, shared_.counters, cache_, shared_.host,
                                 predictor_.get(), share_.get() }));
 }

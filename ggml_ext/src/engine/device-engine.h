@@ -6,12 +6,12 @@
 #include "base/status.h"
 #include "cache/expert-cache.h"
 #include "engine/settings.h"
+#include "execute/hits-ahead.h"
 #include "execute/moe-executor.h"
 #include "ggml-backend-impl.h"
 #include "hobbit.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
-#include "model/expert-shapes.h"
 #include "offload/cpu-share.h"
 #include "plan/memory-budget.h"
 #include "policy/cache-policy.h"
@@ -94,7 +94,8 @@ class device_engine {
     ggml_backend_buffer_type      buffer_type_;
     expert_cache                  cache_;
     std::unique_ptr<predictor>    predictor_; // null: no prefetch
-    std::unique_ptr<cpu_share>    share_;     // null: the CPU has none
+    std::unique_ptr<hits_ahead>   ahead_;
+    std::unique_ptr<cpu_share>    share_; // null: the CPU has none
     std::unique_ptr<moe_executor> executor_;
     std::vector<layer_id>         layers_;
 };

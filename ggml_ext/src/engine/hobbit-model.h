@@ -15,7 +15,6 @@
 #include "io/file-reader.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
-#include "model/expert-shapes.h"
 #include "policy/cache-policy.h"
 #include "predict/prefetcher.h"
 #include "record/trace.h"

@@ -6,10 +6,6 @@
 
 namespace hobbit {
 
-expert_stream::expert_stream(const expert_index & index, expert_cache & cache, prefetcher * prefetcher,
-                             cpu_share * share, stats & stats) :
-    index_(index), cache_(cache), prefetcher_(prefetcher), share_(share), stats_(stats), products_(index, cache) {}
-
 //
 // rows that no expert computes
 //
@@ -36,25 +32,33 @@ status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, in
 }
 
 //
-// the CPU's share
+// rows of the sources
 //
 
-bool expert_stream::is_on_cpu(const planned_use & use) const {
-    return share_ && share_->computes(use);
+bool expert_stream::is_elsewhere(const planned_use & use) const {
+    return std::any_of(sources_.begin(), sources_.end(), [&](const row_source * each) { return each->computes(use); });
 }
 
-// The device runs what was added while the CPU computes some of its rows.
-status expert_stream::compute_share(const inner_graphs & on) {
+row_source * expert_stream::due() const {
+    const auto is_due = [](const row_source * each) { return each->is_due(); };
+    const auto found  = std::find_if(sources_.begin(), sources_.end(), is_due);
+    return found == sources_.end() ? nullptr : *found;
+}
+
+// The device runs what was added meanwhile. REQUIRES: due()
+status expert_stream::compute_due(const inner_graphs & on) {
     const timeline_span span(stats_.events, "share of the CPU");
-    const status        s = on.device.launch();
-    return s.ok() ? share_->compute_next(*on.cpu) : s;
+    HOBBIT_TRY(on.device.launch());
+    return due()->compute_next(on);
 }
 
 status expert_stream::finish(const inner_graphs & on, bool wait) {
-    while (is_share_due()) {
-        HOBBIT_TRY(compute_share(on));
+    while (due()) {
+        HOBBIT_TRY(compute_due(on));
     }
-    HOBBIT_TRY(share_ ? share_->end_section(on.device) : status());
+    for (row_source * each : sources_) {
+        HOBBIT_TRY(each->end_section(on.device));
+    }
     return wait ? on.device.compute() : on.device.finish();
 }
 
@@ -67,7 +71,7 @@ status expert_stream::run_behind(const running_layer & layer, const inner_graphs
     const stage whole = { {}, index_.layer(layer.routing.layer).parts };
     work        w     = { whole, layer, on, {} };
     for (const planned_use & use : layer.plan.uses) {
-        if (is_on_cpu(use)) {
+        if (is_elsewhere(use)) {
             continue;
         }
         const bool is_hit = layer.ahead->has(use, layer.routing) && cache_.acquire(use.id, use.tier);
@@ -82,9 +86,10 @@ status expert_stream::run(const stage & st, const running_layer & layer, const i
     }
     for (const ggml_tensor * matmul : st.matmuls) {
         HOBBIT_TRY(clear_skipped(matmul, layer, on.device));
-        if (share_ && share_->has_rows() && !share_->has_all() && !(st.parts & part_id::down)) {
-            // operations between the products also read the CPU's rows, which must hold finite numbers
-            HOBBIT_TRY(clear_rows(matmul, share_->rows(), on.device));
+        for (const row_source * each : sources_) {
+            if (!(st.parts & part_id::down)) { // operations between the products read these rows: no NaN
+                HOBBIT_TRY(clear_rows(matmul, each->open_rows(), on.device));
+            }
         }
     }
     work w = begin(st, layer, on);
@@ -109,7 +114,7 @@ expert_stream::work expert_stream::begin(const stage & st, const running_layer &
         return std::find(w.todo.begin(), end, use) != end;
     };
     for (const planned_use & use : layer.plan.uses) {
-        if (!is_on_cpu(use) && !is_pinned(&use)) {
+        if (!is_elsewhere(use) && !is_pinned(&use)) {
             w.todo.push_back(&use);
         }
     }
@@ -121,7 +126,7 @@ expert_stream::work expert_stream::begin(const stage & st, const running_layer &
 
 status expert_stream::run_todo(work & w) {
     bool   rest_is_due = w.layer.done != index_.layer(w.layer.routing.layer).parts;
-    status s           = w.todo.empty() && rest_is_due ? begin_rest(w) : status(); // the CPU has all experts
+    status s           = w.todo.empty() && rest_is_due ? begin_rest(w) : status(); // nothing is left to compute here
     while (s.ok() && !w.todo.empty()) {
         pin(w);
         if (w.n_pinned == 0) { // the device reads, or has read, what has the slots
@@ -160,7 +165,7 @@ status expert_stream::begin_rest(const work & w) {
     const layer_id layer = w.layer.routing.layer;
     const part_set rest  = index_.layer(layer).parts - w.layer.done - w.st.parts;
     const auto &   uses  = w.layer.plan.uses;
-    const auto     here  = [&](const planned_use & use) { return !is_on_cpu(use); };
+    const auto     here  = [&](const planned_use & use) { return !is_elsewhere(use); };
     const bool     all   = w.st.parts.has(w.layer.done) &&
                      ptrdiff_t(w.todo.size() + held_.size()) == std::count_if(uses.begin(), uses.end(), here);
     const timeline_span span(stats_.events, "look ahead");
@@ -170,8 +175,10 @@ status expert_stream::begin_rest(const work & w) {
             cache_.request(w.todo[i]->id, w.todo[i]->tier, part);
         }
     }
-    return prefetcher_ && all ? prefetcher_->look_ahead(w.layer.routing, w.layer.router_input, w.on.device.backend())
-                              : status();
+    for (size_t i = 0; i < sources_.size() && all; i++) {
+        HOBBIT_TRY(sources_[i]->look_ahead(w.layer, w.on.device.backend()));
+    }
+    return {};
 }
 
 // Waits until at least one of the pinned experts has arrived, computes all that have, and takes them out of the work.
@@ -182,8 +189,8 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
     const auto    end         = w.todo.begin() + ptrdiff_t(w.n_pinned);
     const auto    none_has    = [&] { return std::none_of(w.todo.begin(), end, has_arrived); };
     status        s;
-    while (s.ok() && is_share_due() && none_has()) {
-        s = compute_share(w.on);
+    while (s.ok() && due() && none_has()) {
+        s = compute_due(w.on);
     }
     if (s.ok() && none_has()) {
         s = inner.launch();

@@ -4,35 +4,18 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "cache/expert-cache.h"
-#include "execute/hits-ahead.h"
+#include "doors/row-source.h"
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
 #include "model/expert-index.h"
-#include "offload/cpu-share.h"
 #include "plan/layer-plan.h"
-#include "predict/prefetcher.h"
 
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 namespace hobbit {
-
-// The layer that runs, as it was planned for all of its matmuls.
-struct running_layer {
-    layer_routing       routing;
-    layer_plan          plan;
-    const ggml_tensor * router_input = nullptr; // null: unknown
-    part_set            done;                   // parts computed, those of the current stage included
-    hits_ahead *        ahead = nullptr;        // launched for the layer; null: nothing was
-};
-
-// The graphs that a split of the outer graph is computed in.
-struct inner_graphs {
-    inner_graph & device;
-    inner_graph * cpu; // graph of the CPU's share; null: the CPU has no share
-};
 
 // Writes zeros to the rows of skipped selections, behind what was added to the graph: a skipped expert adds nothing to
 // its token.
@@ -45,9 +28,10 @@ status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, in
 // Thread-safety: none; see expert_cache.
 class expert_stream {
   public:
-    // All must outlive the object; prefetcher and share may be null.
-    expert_stream(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
-                  stats & stats);
+    // All must outlive the object.
+    expert_stream(const expert_index & index, expert_cache & cache, const std::vector<row_source *> & sources,
+                  stats & stats) :
+        index_(index), cache_(cache), sources_(sources), stats_(stats), products_(index, cache) {}
 
     // Scratch memory for all matmuls of a layer.
     status reserve(const running_layer & layer, inner_graph & inner) const {
@@ -58,7 +42,8 @@ class expert_stream {
     // REQUIRES: reserve; the stages of a layer in their order.
     status run(const stage & st, const running_layer & layer, const inner_graphs & on);
 
-    // Runs all that was added, on the CPU too. The device may still be running its part afterwards, unless `wait`.
+    // Runs all that was added, and what sources have due. The device may still be running its part afterwards, unless
+    // `wait`.
     status finish(const inner_graphs & on, bool wait);
 
     // Takes over pins of experts that the device may be reading, and unpins those of earlier layers, which it has
@@ -79,9 +64,10 @@ class expert_stream {
         size_t                           n_pinned = 0;
     };
 
-    bool   is_share_due() const { return share_ && share_->is_due(); }
-    bool   is_on_cpu(const planned_use & use) const;
-    status compute_share(const inner_graphs & on);
+    row_source * due() const;                                 // has rows to compute; null: none
+    bool         is_elsewhere(const planned_use & use) const; // a source computes it
+    status       compute_due(const inner_graphs & on);
+
     status run_behind(const running_layer & layer, const inner_graphs & on);
     void   unpin_running();
     work   begin(const stage & st, const running_layer & layer, const inner_graphs & on);
@@ -92,12 +78,11 @@ class expert_stream {
     status run_arrived(work & w, bool slots_are_short);
     status add_products(const work & w, const std::vector<const planned_use *> & uses);
 
-    const expert_index & index_;
-    expert_cache &       cache_;
-    prefetcher *         prefetcher_;
-    cpu_share *          share_;
-    stats &              stats_;
-    const expert_matmuls products_;
+    const expert_index &              index_;
+    expert_cache &                    cache_;
+    const std::vector<row_source *> & sources_;
+    stats &                           stats_;
+    const expert_matmuls              products_;
 
     using pinned_expert = std::pair<expert_id, tier_id>;
 

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "cache/expert-cache.h"
+#include "doors/row-source.h"
 #include "ggml-cpp.h"
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
@@ -20,35 +21,33 @@ namespace hobbit {
 // the slot of another one, and its rows are wrong until the expert was uploaded, or the CPU has computed them.
 //
 // Thread-safety: none; see expert_cache.
-class hits_ahead {
+class hits_ahead final : public row_source, public launched_layer {
   public:
     // Both must outlive the object.
     hits_ahead(const expert_index & index, expert_cache & cache) :
         index_(index), cache_(cache), products_(index, cache) {}
 
-    // Returns true if the section's layer can be computed so, all of it in this graph.
-    bool can_launch(const layer_section & section, inner_graph & inner);
+    void before_routing(next_layer & next) override {
+        next.ahead = next.may_launch && can_launch(next.section, next.device) ? this : nullptr;
+    }
 
-    // Launches the layer, and pins an expert that stands for missing ones. REQUIRES: can_launch was true last
-    status launch(inner_graph & inner);
+    // Also pins an expert that stands for missing ones.
+    status launch(inner_graph & inner) override;
 
-    // Computes rows of these uses, whose experts are there now, in place of the wrong ones. REQUIRES: they are pinned
     status launch_missing(const layer_routing & routing, const std::vector<const planned_use *> & uses,
-                          inner_graph & inner);
+                          inner_graph & inner) override;
 
-    // Returns true if rows of the use are right: each of its selections was looked up and found.
-    bool has(const planned_use & use, const layer_routing & routing) const;
+    // Each selection of the use was looked up and found.
+    bool has(const planned_use & use, const layer_routing & routing) const override;
 
-    // Pins what the launched layer reads of those chosen. Returns all that is pinned, for the caller to unpin once the
-    // device is past it.
-    std::vector<expert_id> take_pins(const layer_routing & routing);
-
-    // Adds what puts the layer's input back, which the layer may have overwritten: it can be computed once more.
-    void undo(inner_graph & inner) { move_input(inner, saved_, input_); }
+    std::vector<expert_id> take_pins(const layer_routing & routing) override;
+    void                   undo(inner_graph & inner) override { move_input(inner, saved_, input_); }
 
   private:
     static constexpr int32_t NONE = -1;
 
+    // Returns true if the section's layer can be computed so, all of it in this graph.
+    bool can_launch(const layer_section & section, inner_graph & inner);
     bool reserve(ggml_backend_t backend);
     bool look_for_experts();
     void place_copies();

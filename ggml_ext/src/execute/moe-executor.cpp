@@ -15,22 +15,28 @@ void count_selections(const step_counts & counts, stats & stats) {
     }
 }
 
-moe_executor::moe_executor(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
+static std::vector<row_source *> without_null(std::vector<row_source *> sources) {
+    sources.erase(std::remove(sources.begin(), sources.end(), nullptr), sources.end());
+    return sources;
+}
+
+moe_executor::moe_executor(const expert_index & index, expert_cache & cache, std::vector<row_source *> sources,
                            run_state & run, stats & stats) :
     index_(index),
     cache_(cache),
-    prefetcher_(prefetcher),
-    share_(share),
     run_(run),
     stats_(stats),
-    stream_(index, cache, prefetcher, share, stats),
-    ahead_(index, cache) {}
+    sources_(without_null(std::move(sources))),
+    stream_(index, cache, sources_, stats) {}
+
+bool moe_executor::any_source(bool (row_source::*is_so)() const) const {
+    return std::any_of(sources_.begin(), sources_.end(), [&](const row_source * each) { return (each->*is_so)(); });
+}
 
 status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu) {
     if (!error_.ok()) {
         return error_;
     }
-    GGML_ASSERT(cpu || !share_);
     timeline_span span(stats_.events, "layer");
     inner.record(stats_.events);
     const status s    = run(graph, { inner, cpu });
@@ -42,8 +48,10 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
         layer_.ids = nullptr; // the layer is incomplete
         inner.reset();
         inner.measure(false);
-        if (share_) {
-            share_->abandon();
+        for (row_source * each : sources_) {
+            each->abandon();
+        }
+        if (cpu) {
             cpu->reset();
         }
         for (const auto & each : hooks_) {
@@ -74,6 +82,11 @@ bool moe_executor::begins_layer(ggml_cgraph * graph) const {
     return first != end && (*first)->op == GGML_OP_MUL_MAT_ID && (!layer_.ids || layer_.is_ended);
 }
 
+// A source repeats the operations between the products.
+bool moe_executor::is_done_elsewhere() const {
+    return layer_.ahead || (layer_.in_section && any_source(&row_source::has_all));
+}
+
 status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
     inner_graph &       inner = on.device;
     const ggml_tensor * last  = nullptr;
@@ -85,7 +98,7 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
         }
         if (node->op != GGML_OP_MUL_MAT_ID) {
             last = node;
-            if (layer_.ahead || (layer_.in_section && share_->has_all())) { // the CPU repeats it
+            if (is_done_elsewhere()) {
                 continue;
             }
             if (inner.full()) {
@@ -97,7 +110,7 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
         s               = begin_layer(graph, i, st, last, on);
-        if (s.ok() && share_ && !layer_.in_section) {
+        if (s.ok() && !layer_.in_section && any_source(&row_source::shares_sections)) {
             s = begin_section(graph, i, on);
         }
         if (s.ok()) {
@@ -118,40 +131,29 @@ routed_layer moe_executor::routed(ggml_cgraph * graph, int first, const inner_gr
     return { layer_.routing, run_.batch, graph, first, layer_.router_input, on.device, on.cpu };
 }
 
-// Nobody may read later what the layer overwrites.
-bool moe_executor::may_run_ahead(bool is_predicted, inner_graph & inner) {
-    const layer_section & section = layer_.section;
-    const layer_id        layer   = expert_of(ggml_graph_node(section.graph, section.first)).layer;
-    return hooks_.empty() && !run_.observer && run_.batch.pass() == batch_pass::only &&
-           (is_predicted || !prefetcher_ || !prefetcher_->may_read(layer)) && ahead_.can_launch(section, inner);
-}
-
 // Waits for all that the device runs, and reads in the same wait what the layer is planned by.
 status moe_executor::read_layer(inner_graph & inner) {
     const timeline_span span(stats_.events, "routing");
     const ggml_tensor * matmul     = ggml_graph_node(layer_.section.graph, layer_.section.first);
     const layer_id      layer      = expert_of(matmul).layer;
-    const ggml_tensor * prediction = nullptr;
-    const char *        predicted  = nullptr;
-    if (prefetcher_ && inner.in_queue() && inner.empty()) {
-        prediction = prefetcher_->begin(layer, matmul->src[4], inner.backend());
+    const bool          may_launch = hooks_.empty() && !run_.observer && run_.batch.pass() == batch_pass::only;
+    next_layer          next       = { layer_.section, layer, matmul, inner, may_launch };
+    for (row_source * each : sources_) {
+        each->before_routing(next);
     }
-    const bool may_run = may_run_ahead(prediction, inner);
-    // a batch of a prompt has a large input, which the CPU seldom needs
-    const bool for_cpu = share_ && (may_run || share_->expects_rows()) && inner.empty() &&
-                         matmul->src[2]->ne[1] <= batch_info::max_generated;
-    status     launched;
-    const auto launch = [&] {
-        layer_.ahead = &ahead_;
-        launched     = ahead_.launch(inner);
+    const char * bytes = nullptr;
+    status       launched;
+    const auto   launch = [&] {
+        layer_.ahead = next.ahead;
+        launched     = next.ahead->launch(inner);
     };
-    HOBBIT_TRY(read_routing(matmul, layer, layer_.routing, inner, for_cpu ? &layer_.matmul_input : nullptr, prediction,
-                            &predicted, may_run ? std::function<void()>(launch) : nullptr));
-    if (prediction) {
-        prefetcher_->end(layer, predicted);
+    HOBBIT_TRY(read_routing(matmul, layer, layer_.routing, inner, next.wants_input ? &layer_.matmul_input : nullptr,
+                            next.also, &bytes, next.ahead ? std::function<void()>(launch) : nullptr));
+    for (row_source * each : sources_) {
+        each->after_routing(next, bytes);
     }
     if (layer_.ahead) {
-        stream_.replace_running(ahead_.take_pins(layer_.routing));
+        stream_.replace_running(layer_.ahead->take_pins(layer_.routing));
         return launched;
     }
     stream_.release(inner);
@@ -163,9 +165,9 @@ status moe_executor::read_layer(inner_graph & inner) {
 
 // The layer that ran ahead is kept, unless it must be computed once more: to measure it, or without skipped experts.
 void moe_executor::judge_ahead(inner_graph & inner) {
-    if (layer_.ahead && (!layer_.plan.skipped.empty() || (share_ && share_->is_measured()))) {
+    if (layer_.ahead && (!layer_.plan.skipped.empty() || any_source(&row_source::is_measured))) {
+        layer_.ahead->undo(inner);
         layer_.ahead = nullptr;
-        ahead_.undo(inner);
     }
 }
 
@@ -197,18 +199,20 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
         HOBBIT_TRY(each->on_routing(routed(graph, first, on)));
     }
     plan();
-    if (share_) {
-        share_->begin_layer(layer_.routing, layer_.plan, layer_.ahead, on.device);
+    for (row_source * each : sources_) {
+        each->begin_layer(layer_, on.device);
     }
     return stream_.reserve(layer_, on.device);
 }
 
-// The CPU's share is decided for a section at a time.
+// Sources decide for a section at a time what they compute.
 status moe_executor::begin_section(ggml_cgraph * graph, int first, const inner_graphs & on) {
     layer_.in_section = true;
     layer_.section    = layer_.section.graph ? layer_.section : section_at(graph, first);
     HOBBIT_TRY(layer_.ahead ? status() : on.device.compute()); // it has computed the section's input
-    share_->begin_section(layer_.section, layer_.matmul_input, on.device);
+    for (row_source * each : sources_) {
+        each->begin_section(layer_.section, layer_.matmul_input, on.device);
+    }
     for (const auto & each : hooks_) {
         HOBBIT_TRY(each->before_rest(routed(graph, first, on)));
     }
@@ -249,8 +253,8 @@ void moe_executor::plan() {
     const part_set        parts   = index_.layer(routing.layer).parts;
     const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };
 
-    if (prefetcher_) {
-        prefetcher_->on_routing(routing);
+    for (row_source * each : sources_) {
+        each->on_routing(routing);
     }
     if (run_.observer && !is_second()) {
         observe();
@@ -325,11 +329,8 @@ status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & 
     if (is_observed) {
         run_.observer({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
     }
-    if (prefetcher_) {
-        prefetcher_->end_layer(layer_.routing.layer);
-    }
-    if (share_) {
-        share_->end_layer(on.device);
+    for (row_source * each : sources_) {
+        each->end_layer(on.device);
     }
     return {};
 }

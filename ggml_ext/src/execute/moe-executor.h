@@ -6,15 +6,13 @@
 #include "cache/expert-cache.h"
 #include "doors/batch-passes.h"
 #include "doors/layer-hooks.h"
+#include "doors/row-source.h"
 #include "execute/expert-stream.h"
-#include "execute/hits-ahead.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
 #include "model/expert-index.h"
-#include "offload/cpu-share.h"
 #include "plan/batch-info.h"
 #include "plan/layer-plan.h"
-#include "predict/prefetcher.h"
 
 #include <functional>
 #include <memory>
@@ -53,9 +51,9 @@ void count_selections(const step_counts & counts, stats & stats);
 // follows.
 class moe_executor {
   public:
-    // All must outlive the executor; prefetcher and share may be null.
-    moe_executor(const expert_index & index, expert_cache & cache, prefetcher * prefetcher, cpu_share * share,
-                 run_state & run, stats & stats);
+    // All must outlive the executor. Null sources are left out.
+    moe_executor(const expert_index & index, expert_cache & cache, std::vector<row_source *> sources, run_state & run,
+                 stats & stats);
 
     // Calls these too. REQUIRES: before compute
     void add(std::vector<std::unique_ptr<layer_hooks>> hooks) { hooks_ = std::move(hooks); }
@@ -65,7 +63,7 @@ class moe_executor {
 
     // Every MUL_MAT_ID must be over experts: its src[0]->extra is an expert_tensor. Its src[3] may hold the router's
     // weights, and src[4] of a layer's first matmuls the router's input. Other operations are repeated as they are.
-    // `cpu` computes the CPU's share; it may be null if there is none.
+    // `cpu` is for sources that compute there; it may be null if there is none.
     status compute(ggml_cgraph * graph, inner_graph & inner, inner_graph * cpu);
 
     // Waits until the device has computed everything. The device's graph of the last call must live until then.
@@ -80,11 +78,12 @@ class moe_executor {
         std::vector<batch_info::row> rows;
         std::vector<per_tier<bool>>  was_resident; // see layer_report
         std::vector<float>           input;        // its router_input
-        host_copy                    matmul_input; // input of the first matmul, for the CPU's share
+        host_copy                    matmul_input; // input of the first matmul, for sources
     };
 
     bool         begins_layer(ggml_cgraph * graph) const;
-    bool         may_run_ahead(bool is_predicted, inner_graph & inner);
+    bool         is_done_elsewhere() const;
+    bool         any_source(bool (row_source::*is_so)() const) const;
     status       read_layer(inner_graph & inner);
     void         judge_ahead(inner_graph & inner);
     status       run(ggml_cgraph * graph, const inner_graphs & on);
@@ -102,14 +101,14 @@ class moe_executor {
 
     const expert_index & index_;
     expert_cache &       cache_;
-    prefetcher *         prefetcher_;
-    cpu_share *          share_;
     run_state &          run_;
     stats &              stats_;
-    expert_stream        stream_;
-    hits_ahead           ahead_;
-    layer_state          layer_;
-    inner_graph *        running_ = nullptr; // the device may still be running the last graph; null: it is not
+
+    const std::vector<row_source *> sources_;
+
+    expert_stream stream_;
+    layer_state   layer_;
+    inner_graph * running_ = nullptr; // the device may still be running the last graph; null: it is not
 
     std::vector<std::unique_ptr<layer_hooks>> hooks_;
 

@@ -2,6 +2,7 @@
 #include "offload/cpu-share.h"
 
 #include "ggml-impl.h"
+#include "plan/batch-info.h"
 
 #include <algorithm>
 
@@ -28,21 +29,26 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
     cache_.set_replacement_listener([this](const auto & in, const auto & out) { placement_.gain().replaced(in, out); });
 }
 
-void cpu_share::begin_layer(const layer_routing & routing, const layer_plan & plan, bool is_ahead,
-                            inner_graph & device) {
-    routing_ = &routing;
-    plan_    = &plan;
+void cpu_share::before_routing(next_layer & next) {
+    const bool expects_rows = next.ahead || n_layers_without_ < 2 * index_.n_layers();
+    // a batch of a prompt has a large input, which the CPU seldom needs
+    next.wants_input = expects_rows && next.device.empty() && next.matmul->src[2]->ne[1] <= batch_info::max_generated;
+}
+
+void cpu_share::begin_layer(const running_layer & layer, inner_graph & device) {
+    routing_ = &layer.routing;
+    plan_    = &layer.plan;
     work_.clear();
-    for (const planned_use & use : plan.uses) {
+    for (const planned_use & use : plan_->uses) {
         const bool is_present =
             cache_.holds(use.id, use.tier, all_parts()) && cache_.arrived(use.id, use.tier, all_parts());
         work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
         placement_.gain().used({ use.id, use.tier });
     }
-    on_cpu_       = placement_.place(work_, routing.n_tokens, is_ahead);
+    on_cpu_       = placement_.place(work_, routing_->n_tokens, layer.ahead);
     is_as_placed_ = true;
     for (size_t i = 0; i < work_.size(); i++) {
-        if (!work_[i].is_present && is_ready(plan.uses[i])) {
+        if (!work_[i].is_present && is_ready(plan_->uses[i])) {
             on_cpu_[i]    = true;
             is_as_placed_ = false; // no sample: these rows take no time
         }
@@ -90,13 +96,13 @@ void cpu_share::begin_section(const layer_section & section, const host_copy & k
     }
 }
 
-status cpu_share::compute_next(inner_graph & cpu) {
+status cpu_share::compute_next(const inner_graphs & on) {
     const cpu_rows::piece next = rows_.next();
     for (size_t i = next.first; i < next.end; i++) {
         HOBBIT_TRY(host_.wait(pinned_[i]->id, pinned_[i]->tier, parts_));
     }
     const auto   start  = clock::now();
-    const status s      = rows_.compute_next(cpu);
+    const status s      = rows_.compute_next(*on.cpu);
     cpu_time_          += clock::now() - start;
     return s;
 }

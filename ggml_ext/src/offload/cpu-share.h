@@ -4,8 +4,9 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "cache/expert-cache.h"
+#include "doors/row-source.h"
 #include "graph/inner-graph.h"
-#include "model/expert-shapes.h"
+#include "model/expert-index.h"
 #include "offload/cpu-rows.h"
 #include "offload/placement.h"
 #include "plan/layer-plan.h"
@@ -18,9 +19,9 @@ namespace hobbit {
 
 // Rows that were computed before their layer runs, which the CPU's share takes instead of computing them. They are of
 // layers that run for a single token.
-class row_source {
+class ready_rows {
   public:
-    virtual ~row_source() = default;
+    virtual ~ready_rows() = default;
 
     // How a layer computes its rows. The section has all parts of the layer, and the CPU can share it.
     virtual void learn(const layer_section & section, layer_id layer) = 0;
@@ -37,52 +38,49 @@ class row_source {
 // background. An expert for which host memory has no free slot stays with the device.
 //
 // Thread-safety: none; see expert_cache.
-class cpu_share {
+class cpu_share final : public row_source {
   public:
     // All must outlive the object. `cache` is the device's, `host` its next-level cache.
     cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_shapes & kinds,
               double upload_share, compute_mode mode, stats & stats);
-    ~cpu_share() { cache_.set_replacement_listener(nullptr); }
+    ~cpu_share() override { cache_.set_replacement_listener(nullptr); }
 
     // Takes rows from here where it has them. The source must outlive the object's last use.
-    void set_row_source(row_source * source) { source_ = source; }
+    void take_from(ready_rows * source) { source_ = source; }
 
-    // Decides who computes which use of the plan. Plan and routing must live until end_layer. is_ahead: see placement
-    void begin_layer(const layer_routing & routing, const layer_plan & plan, bool is_ahead, inner_graph & device);
+    // Asks for the layer's input if it may soon be needed: the CPU has computed rows lately.
+    void before_routing(next_layer & next) override;
 
-    // Returns true if the CPU has computed rows lately, and may soon need a layer's input again.
-    bool expects_rows() const { return n_layers_without_ < 2 * index_.n_layers(); }
+    // Decides who computes which use of the plan.
+    void begin_layer(const running_layer & layer, inner_graph & device) override;
 
-    // Returns true if the CPU computes a use of the plan.
-    bool computes(const planned_use & use) const { return on_cpu_[index_of(use)]; }
+    bool computes(const planned_use & use) const override { return on_cpu_[index_of(use)]; }
+
+    bool shares_sections() const override { return true; }
 
     // Pins the CPU's experts in host memory, requests their missing parts, and copies the section's inputs but for
-    // `known`. REQUIRES: the device has computed these inputs.
-    void begin_section(const layer_section & section, const host_copy & known, inner_graph & device);
+    // `known`.
+    void begin_section(const layer_section & section, const host_copy & known, inner_graph & device) override;
 
-    // Returns true if the CPU computes rows of the section, or all of them: then the device has nothing to compute.
-    bool has_rows() const { return !pinned_.empty(); }
-    bool has_all() const { return has_rows() && pinned_.size() == plan_->uses.size() && plan_->skipped.empty(); }
+    bool has_all() const override {
+        return has_rows() && pinned_.size() == plan_->uses.size() && plan_->skipped.empty();
+    }
 
     // Returns true if the layer's time on the device is a sample.
-    bool is_measured() const { return is_as_placed_ && placement_.measures_device(); }
+    bool is_measured() const override { return is_as_placed_ && placement_.measures_device(); }
 
-    // The CPU's rows of the section, and whether some of them are not computed yet.
-    const std::vector<int32_t> & rows() const { return rows_.all(); }
-    bool                         is_due() const { return has_rows() && !rows_.is_done(); }
+    std::vector<int32_t> open_rows() const override {
+        return has_rows() && !has_all() ? rows_.all() : std::vector<int32_t>();
+    }
 
-    // Computes the next piece while the device runs launched work. REQUIRES: is_due()
-    status compute_next(inner_graph & cpu);
+    bool   is_due() const override { return has_rows() && !rows_.is_done(); }
+    status compute_next(const inner_graphs & on) override;
 
-    // Starts what the device has still to compute of the section, and the upload of the CPU's rows behind it. REQUIRES:
-    // the rows are not due
-    status end_section(inner_graph & device);
+    // Uploads the CPU's rows behind what the device computes.
+    status end_section(inner_graph & device) override;
 
-    // REQUIRES: the layer is completely computed
-    void end_layer(inner_graph & device);
-
-    // Drops the layer after an error.
-    void abandon() { release(); }
+    void end_layer(inner_graph & device) override;
+    void abandon() override { release(); }
 
     // See placement.
     std::vector<hobbit_latency> latencies() const { return placement_.latencies(); }
@@ -99,6 +97,8 @@ class cpu_share {
 
     bool is_ready(const planned_use & use) const { return ready() && ready()->has(use); }
 
+    bool has_rows() const { return !pinned_.empty(); } // the CPU computes some of the section
+
     bool pin(const planned_use & use);
     void release();
 
@@ -109,7 +109,7 @@ class cpu_share {
     stats &               stats_;
     placement             placement_;
     cpu_rows              rows_; // rows of the current section
-    row_source *          source_ = nullptr;
+    ready_rows *          source_ = nullptr;
     loader::transfers     link_;   // already counted by the placement
     clock::time_point     passed_; // already counted by the placement
     bool                  has_warned_ = false;

@@ -3,9 +3,9 @@
 
 #include "base/registered.h"
 #include "model/expert.h"
-
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -110,5 +110,120 @@ struct policy_traits {
 
 // Gives a policy its name, in its own file.
 using registered_policy = registered<cache_policy, policy_options, policy_traits>;
+
+// How a sequence has used one expert.
+struct usage_record {
+    uint32_t last_token  = 0; // number of the last token that used it, from 1; in a batch, the batch's last; 0: none
+    uint32_t n_uses      = 0; // tokens
+    uint32_t n_high_uses = 0; // tokens that it served in high precision
+};
+
+// The usage records of every sequence in progress. No call ends a sequence, so it is forgotten after `n_idle_max` calls
+// of begin_tokens for others. Thread-safety: none.
+class usage_records {
+  public:
+    static constexpr uint64_t n_idle_max = 256;
+
+    usage_records(uint32_t n_layers, uint32_t n_experts) : n_layers_(n_layers), n_experts_(n_experts) {}
+
+    // See cache_policy. begin_sequence may be left out for a new sequence.
+    void begin_sequence(uint32_t sequence);
+    void begin_tokens(uint32_t sequence, uint32_t n);
+    void on_use(const expert_usage & use);
+
+    // The largest score(record, tokens of the sequence) over all sequences; 0 without any.
+    template <typename Score>
+    double largest(expert_id id, Score score) const {
+        double most = 0.0;
+        for (const auto & [number, s] : sequences_) {
+            const double value = score(s.records[id], s.n_tokens);
+            most               = value > most ? value : most;
+        }
+        return most;
+    }
+
+    size_t n_sequences() const { return sequences_.size(); }
+
+  private:
+    struct sequence {
+        uint32_t                   n_tokens = 0;
+        uint64_t                   last_run = 0;
+        expert_table<usage_record> records;
+    };
+
+    sequence & find(uint32_t number);
+
+    const uint32_t               n_layers_;
+    const uint32_t               n_experts_;
+    std::map<uint32_t, sequence> sequences_;  // [number]
+    uint64_t                     n_runs_ = 0; // calls of begin_tokens
+};
+
+// The experts that the last `capacity` tokens used, and their weights, to find tokens similar to the running one.
+// Tokens are numbered in the order of add(). A token's slot, its number modulo the capacity, is its index in arrays.
+//
+// Memory: n_layers * (n_experts + 2 n_used + 2) * capacity bytes.
+// Thread-safety: none.
+class token_memory {
+  public:
+    static constexpr uint64_t none = UINT64_MAX;
+
+    token_memory(uint32_t n_layers, uint32_t n_experts, uint32_t n_used, uint32_t capacity);
+
+    // Begins a token that follows `before` in its sequence; `before` may be none or forgotten. The oldest token is
+    // forgotten.
+    uint64_t add(uint64_t before);
+
+    // The token uses the expert with this share, 0 to 1, of its weight. At most n_used experts of a layer are kept.
+    // REQUIRES: remembered.
+    void use(uint64_t token, expert_id id, double weight);
+
+    bool     remembers(uint64_t token) const { return token < n_added_ && token + capacity_ >= n_added_; }
+    uint32_t slot(uint64_t token) const { return uint32_t(token % capacity_); }
+
+    // The oldest remembered token, and one past the newest.
+    uint64_t first() const { return n_added_ > capacity_ ? n_added_ - capacity_ : 0; }
+    uint64_t last() const { return n_added_; }
+
+    // The token before or after it in its sequence, or none. REQUIRES: remembered.
+    uint64_t before(uint64_t token) const { return known(before_[slot(token)]); }
+    uint64_t after(uint64_t token) const { return known(after_[slot(token)]); }
+
+    // The similarity of two tokens in a layer sums, over the experts that both use, the root of the product of their
+    // weights. Equal tokens have 1. Adds the term of one expert with this weight to scores[slot].
+    void add_similarity(expert_id id, double weight, std::vector<float> & scores) const;
+
+    // Calls visit(expert_id) for every expert that the token uses.
+    template <typename Visit>
+    void visit_uses(uint64_t token, Visit visit) const {
+        for (layer_id layer; layer < n_layers_; layer++) {
+            const size_t i = row(token, layer);
+            for (uint32_t rank = 0; rank < n_routes_[i]; rank++) {
+                visit(expert_id{ layer, routes_[i * n_used_ + rank] });
+            }
+        }
+    }
+
+  private:
+    size_t    row(uint64_t token, layer_id layer) const { return slot(token) * size_t(n_layers_) + layer; }
+    uint64_t  known(uint64_t token) const { return remembers(token) ? token : none; }
+    uint8_t & root(expert_id id, uint32_t slot) {
+        return roots_[(size_t(id.layer) * n_experts_ + id.expert) * capacity_ + slot];
+    }
+
+    void forget(uint32_t slot);
+
+    const uint32_t n_layers_;
+    const uint32_t n_experts_;
+    const uint32_t n_used_;
+    const uint32_t capacity_;
+
+    std::vector<uint16_t> routes_;   // [(slot * n_layers + layer) * n_used + rank]
+    std::vector<uint16_t> n_routes_; // [slot * n_layers + layer]
+    std::vector<uint8_t>  roots_;    // [(layer * n_experts + expert) * capacity + slot] of weights, 1 is 255
+    std::vector<uint64_t> before_;   // [slot]
+    std::vector<uint64_t> after_;    // [slot]
+    uint64_t              n_added_ = 0;
+};
 
 } // namespace hobbit

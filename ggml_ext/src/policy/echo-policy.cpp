@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include "policy/cache-policy.h"
-#include "policy/usage-records.h"
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,6 @@
 // The policies that are one formula: the baselines and those of the papers. n is the number of layers, i the layer that
 // runs, l the expert's layer.
 #include "policy/cache-policy.h"
-#include "policy/usage-records.h"
 
 #include <algorithm>
 #include <random>

@@ -2,7 +2,7 @@
 //
 // Layers computed with pools on a device that has memory of its own, against the same layers on the CPU with plain
 // tensors.
-#include "cache/slot-layout.h"
+#include "cache/slot-memory.h"
 #include "device/device-traits.h"
 #include "fixtures/executor-fixture.h"
 #include "fixtures/rpc-device.h"

@@ -5,7 +5,6 @@
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
 #include "model/expert-index.h"
-#include "model/expert-shapes.h"
 
 #include <doctest/doctest.h>
 #include <functional>

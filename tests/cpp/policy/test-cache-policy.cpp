@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "policy/cache-policy.h"
 
-#include "policy/usage-records.h"
-
 #include <doctest/doctest.h>
 #include <memory>
 #include <numeric>

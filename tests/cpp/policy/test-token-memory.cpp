@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "policy/usage-records.h"
+#include "policy/cache-policy.h"
 
 #include <cmath>
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "predict/prefetch-governor.h"
+#include "predict/prefetcher.h"
 
 #include <cmath>
 #include <doctest/doctest.h>

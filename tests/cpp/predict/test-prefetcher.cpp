@@ -281,8 +281,8 @@ TEST_CASE("prefetch is declined where the routers or their input are not known")
         CHECK(e.counters.prefetch_active);
         e.choose(0, { 0, 1 });
         engine::with_tensor(WIDTH / 2, 1, std::vector<float>(WIDTH), [&](const ggml_tensor * input) {
-            REQUIRE(
-                e.prefetch->look_ahead({ 0, 1, N_USED, { 0, 1 }, {} }, width > 0 ? input : nullptr, e.backend()).ok());
+            const layer_routing routing = { 0, 1, N_USED, { 0, 1 }, {} };
+            REQUIRE(e.prefetch->look_ahead({ routing, {}, width > 0 ? input : nullptr, {} }, e.backend()).ok());
         });
         e.finish(0, { 0, 1 });
         CHECK_FALSE(e.counters.prefetch_active);

@@ -3,6 +3,7 @@
 #include "fixtures/executor-fixture.h"
 #include "fixtures/rpc-device.h"
 #include "mechanisms/early/early-settings.h"
+#include "predict/predictor.h"
 
 #include <utility>
 #include <vector>

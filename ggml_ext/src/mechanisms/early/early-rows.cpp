@@ -6,6 +6,7 @@
 #include "mechanisms/early/early-settings.h"
 #include "offload/cpu-rows.h"
 #include "offload/cpu-share.h"
+#include "predict/predictor.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -132,7 +133,7 @@ namespace {
 // router then chooses the expert.
 //
 // Thread-safety: none; the thread only computes graphs that the caller has built.
-class early_rows final : public layer_hooks, public row_source {
+class early_rows final : public layer_hooks, public ready_rows {
   public:
     // REQUIRES: the parts have a host cache, a predictor and a share, which then takes rows from here
     explicit early_rows(const hook_parts & parts);
@@ -186,11 +187,11 @@ early_rows::early_rows(const hook_parts & parts) :
     rows_(parts.index, *parts.host),
     sections_(parts.index.n_layers()) {
     thread_ = std::thread([this] { work(); });
-    parts_.share->set_row_source(this);
+    parts_.share->take_from(this);
 }
 
 early_rows::~early_rows() {
-    parts_.share->set_row_source(nullptr);
+    parts_.share->take_from(nullptr);
     {
         std::lock_guard<std::mutex> lock(mutex_);
         is_ended_ = true;

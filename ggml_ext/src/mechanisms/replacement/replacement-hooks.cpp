@@ -6,6 +6,7 @@
 #include "ggml-impl.h"
 #include "graph/routing.h"
 #include "mechanisms/replacement/replacement-settings.h"
+#include "predict/predictor.h"
 
 #include <algorithm>
 #include <set>

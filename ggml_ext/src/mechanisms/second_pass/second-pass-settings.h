@@ -3,7 +3,7 @@
 
 #include "base/setting-table.h"
 #include "base/stats.h"
-#include "plan/rule-number.h"
+#include "plan/precision-rule.h"
 
 namespace hobbit {
 
