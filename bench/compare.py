@@ -38,7 +38,7 @@ from pyhobbit.model.tiers import read_tiers
 _NOT_SERVED = ("trace", "low", "rpc", "warm-up", "seconds", "threads", "t1", "t2")
 _OPTIONS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("layers", "layers of the shape (default: as in the real model)", {"type": int}),
-    ("type", "type of the shape's weights (default: %(default)s)", {"default": "q4_0"}),
+    ("type", "weights: q4_0, or Q4_K_M as llama-quantize (default: %(default)s)", {"default": "q4_0"}),
     ("low", "also make a low tier of the experts in this type", {}),
     ("folder", "folder of generated models, which are reused (default: bench-models)", {"type": Path}),
     ("rpc", "ggml-rpc-server that offers the device, HOST:PORT", {}),

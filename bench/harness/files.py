@@ -5,31 +5,24 @@ Each kind of matrix has one pool of quantised random blocks. Every tensor is the
 of its own: the weights of two experts differ, though their blocks are the same.
 """
 
+import re
 import shutil
+import subprocess
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
 from gguf.constants import GGUFValueType, TokenType
 from tqdm import tqdm
 
+from bench.harness.system import ROOT
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.gguf_file import (
-    KeyValue,
-    Placement,
-    align,
-    numbers_entry,
-    pack_header,
-    read_gguf,
-    scalar_entry,
-    string_entry,
-    strings_entry,
-    tensor_nbytes,
-)
+from pyhobbit.model import gguf_file as gguf
 from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
 from pyhobbit.model.tiers import ALIGNMENT, LOW, routed_part, sidecar_metadata, tier_tensor_name
 from pyhobbit.native.files import atomic_output
@@ -46,6 +39,7 @@ _POOL_ROWS, _ROW = 2039, 2048  # a prime number of rows, which no expert's size 
 _SEED = 1
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 _FREE_BYTES = 64 << 20
+_NUMBERS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
 
 
 @dataclass(frozen=True)
@@ -83,24 +77,24 @@ SHAPES = {
         "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True,
         keys={"attention.sliding_window": 128},
     ),
-    "flash-next": Shape("qwen3moe", 48, 2560, 32, 4, 128, 640, 512, 10, 151936, qk_norm="head"),
     "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
     "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
 }  # fmt: skip
+SHAPES["gpt-oss-20b"] = replace(SHAPES["gpt-oss-120b"], n_layer=24, n_expert=32)
 
 
 @dataclass(frozen=True)
 class RandomTensor:
     """A tensor to write: `ne` in ggml's order, values drawn from N(mean, std^2).
 
-    is_f32: in any file; all others have the file's type.
+    type: empty if the file's kind says it.
     """
 
     name: str
     ne: tuple[int, ...]
     std: float
     mean: float = 0.0
-    is_f32: bool = False
+    type: str = ""
 
 
 #
@@ -137,12 +131,12 @@ def _matrix(name: str, n_in: int, *n_out: int, gain: float = 1.0, mean: float = 
 
 
 def _norm(name: str, n: int, gain: float = 1.0) -> RandomTensor:
-    return RandomTensor(f"{name}.weight", (n,), 0.02, gain, is_f32=True)
+    return RandomTensor(f"{name}.weight", (n,), 0.02, gain, type="f32")
 
 
 def _biases(s: Shape, **sizes: int | tuple[int, ...]) -> Iterator[RandomTensor]:
     for name, n in sizes.items() if s.sinks else ():
-        yield RandomTensor(f"{name}.bias", n if isinstance(n, tuple) else (n,), 0.02, is_f32=True)
+        yield RandomTensor(f"{name}.bias", n if isinstance(n, tuple) else (n,), 0.02, type="f32")
 
 
 def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
@@ -159,12 +153,12 @@ def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
         yield _norm("attn_q_norm", n_q if s.qk_norm == "all" else s.head_dim, _SHARPER)
         yield _norm("attn_k_norm", n_kv if s.qk_norm == "all" else s.head_dim)
     if s.sinks:
-        yield RandomTensor("attn_sinks.weight", (s.n_head,), 0.1, is_f32=True)
+        yield RandomTensor("attn_sinks.weight", (s.n_head,), 0.1, type="f32")
 
 
 def _experts(s: Shape) -> Iterator[RandomTensor]:
     yield _norm("post_attention_norm" if s.sinks else "ffn_norm", s.n_embd)
-    yield replace(_matrix("ffn_gate_inp", s.n_embd, s.n_expert, gain=1.1), is_f32=True)
+    yield replace(_matrix("ffn_gate_inp", s.n_embd, s.n_expert, gain=1.1), type="f32")
     yield from _biases(s, ffn_gate_inp=s.n_expert)
     inner, outer = (s.n_embd, s.n_ff), (s.n_ff, s.n_embd)
     for part, (n_in, n_out), gain in (("gate", inner, 1.0), ("up", inner, 1.0), ("down", outer, _EXPERTS)):
@@ -172,7 +166,7 @@ def _experts(s: Shape) -> Iterator[RandomTensor]:
         yield from _biases(s, **{f"ffn_{part}_exps": (n_out, s.n_expert)})
 
 
-def _tokenizer(n_vocab: int) -> list[KeyValue]:
+def _tokenizer(n_vocab: int) -> list[gguf.KeyValue]:
     """A vocabulary of all bytes and of pieces that no text contains."""
     tokens = ["<unk>", "<s>", "</s>", *_BYTE_TOKENS]
     types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * len(_BYTE_TOKENS)]
@@ -180,12 +174,12 @@ def _tokenizer(n_vocab: int) -> list[KeyValue]:
     types += [TokenType.NORMAL] * n_more
     tokens += [f"\u2581piece{i}\u2581" for i in range(n_more)]
     return [
-        string_entry("tokenizer.ggml.model", "llama"),
-        strings_entry("tokenizer.ggml.tokens", tokens),
-        numbers_entry("tokenizer.ggml.scores", GGUFValueType.FLOAT32, [0.0] * n_vocab),
-        numbers_entry("tokenizer.ggml.token_type", GGUFValueType.INT32, types),
-        scalar_entry("tokenizer.ggml.bos_token_id", GGUFValueType.UINT32, 1),
-        scalar_entry("tokenizer.ggml.eos_token_id", GGUFValueType.UINT32, 2),
+        gguf.string_entry("tokenizer.ggml.model", "llama"),
+        gguf.strings_entry("tokenizer.ggml.tokens", tokens),
+        gguf.numbers_entry("tokenizer.ggml.scores", GGUFValueType.FLOAT32, [0.0] * n_vocab),
+        gguf.numbers_entry("tokenizer.ggml.token_type", GGUFValueType.INT32, types),
+        gguf.scalar_entry("tokenizer.ggml.bos_token_id", GGUFValueType.UINT32, 1),
+        gguf.scalar_entry("tokenizer.ggml.eos_token_id", GGUFValueType.UINT32, 2),
     ]
 
 
@@ -207,54 +201,59 @@ def low_path(model: Path, kind: str) -> Path:
 def write_model(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool = False) -> Path:
     """The model with all matrices in type `kind`, taken as it is where it exists. Raises HobbitError.
 
+    kind: in capitals, like Q4_K_M, matrices have the types that stock's llama-quantize chooses for it.
     holes: its weights are zeros that take no place on the disk.
     """
+    types = _quantized_types(name, shape, kind) if kind.isupper() else {}
+    wanted = [replace(t, type=t.type or types.get(t.name, kind)) for t in tensors(shape)]
     path = model_path(folder, name, shape, kind, holes=holes)
     entries = [
-        string_entry("general.architecture", shape.arch),
+        gguf.string_entry("general.architecture", shape.arch),
         # by the names of some models llama.cpp knows their vocabulary
-        string_entry("general.name", "random weights"),
-        *(
-            scalar_entry(
-                key, GGUFValueType.UINT32 if isinstance(value, int) else GGUFValueType.FLOAT32, value
-            )
-            for key, value in metadata(shape).items()
-        ),
+        gguf.string_entry("general.name", "random weights"),
+        *(gguf.scalar_entry(key, _NUMBERS[type(value)], value) for key, value in metadata(shape).items()),
         *_tokenizer(shape.n_vocab),
     ]
-    _write(path, entries, list(tensors(shape)), type_by_name(kind), _MODEL_ALIGNMENT, holes=holes)
+    _write(path, entries, wanted, _MODEL_ALIGNMENT, holes)
     return path
+
+
+def _quantized_types(name: str, shape: Shape, kind: str) -> dict[str, str]:
+    with TemporaryDirectory() as folder:
+        model = write_model(Path(folder), name, shape, "f16", holes=True)
+        command = [str(ROOT / "build/stock/bin/llama-quantize"), "--dry-run", str(model), kind]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as e:
+            raise HobbitError(f"make stock builds no llama-quantize that knows {kind}; try Q4_K_M") from e
+    return dict(re.findall(r"\] +(\S+) .*\((\w+)\)$", run.stdout + run.stderr, re.M))
 
 
 def write_low_tier(model: Path, shape: Shape, kind: str, *, holes: bool = False) -> Path:
     """A sidecar with the experts in type `kind`, as random as those of the model. Raises HobbitError."""
     path = low_path(model, kind)
-    low = [
-        replace(t, name=tier_tensor_name(part, LOW, 0))
-        for t in tensors(shape)
-        if (part := routed_part(t.name))
-    ]
-    _write(path, sidecar_metadata(read_gguf(model)), low, type_by_name(kind), ALIGNMENT, holes=holes)
+    parts = [(t, part) for t in tensors(shape) if (part := routed_part(t.name))]
+    low = [replace(t, name=tier_tensor_name(part, LOW, 0), type=kind) for t, part in parts]
+    _write(path, sidecar_metadata(gguf.read_gguf(model)), low, ALIGNMENT, holes)
     return path
 
 
 def _write(
-    path: Path, entries: Sequence[KeyValue], wanted: Sequence[RandomTensor], kind: GgmlType, alignment: int,
-    *, holes: bool = False,
-) -> None:  # fmt: skip
+    path: Path, entries: Sequence[gguf.KeyValue], wanted: Sequence[RandomTensor], alignment: int, holes: bool
+) -> None:
     # a file of other weights is not taken for this one
-    entries = [*entries, string_entry("general.version", f"{zlib.crc32(repr(wanted).encode()):08x}")]
+    entries = [*entries, gguf.string_entry("general.version", f"{zlib.crc32(repr(wanted).encode()):08x}")]
     placements, offset = [], 0
     for t in wanted:
-        own = type_by_name("f32") if t.is_f32 else kind
+        own = type_by_name(t.type)
         if t.ne[0] % own.block:
             raise ConfigError(
                 f"{path.name} cannot be made: rows of {t.ne[0]} values are not whole blocks of {own.name} "
                 f"({own.block} values); choose another type, like q4_0"
             )
-        placements.append(Placement(t.name, own, t.ne, offset))
-        offset = align(offset + tensor_nbytes(own, t.ne), alignment)
-    header = pack_header(entries, placements, alignment)
+        placements.append(gguf.Placement(t.name, own, t.ne, offset))
+        offset = gguf.align(offset + gguf.tensor_nbytes(own, t.ne), alignment)
+    header = gguf.pack_header(entries, placements, alignment)
     size = len(header) + offset
     if path.exists() and path.stat().st_size == size:
         with path.open("rb") as file:
@@ -267,12 +266,12 @@ def _write(
             file.truncate(size)
             return
         for t, own in tqdm([*zip(wanted, placements, strict=True)], path.name, leave=False, disable=None):
-            n_bytes = tensor_nbytes(own.type, t.ne)
+            n_bytes = gguf.tensor_nbytes(own.type, t.ne)
             pool = _pool(own.type, t.std, t.mean)
             rows = np.roll(pool, -(zlib.crc32(t.name.encode()) % _POOL_ROWS), axis=0).ravel()
             for left in range(n_bytes, 0, -rows.size):
                 file.write(rows[:left].data)
-            file.write(bytes(align(n_bytes, alignment) - n_bytes))
+            file.write(bytes(gguf.align(n_bytes, alignment) - n_bytes))
 
 
 def _check_disk(path: Path, size: int) -> None:

@@ -173,6 +173,17 @@ def test_a_model_of_other_weights_is_made_again(tmp_path: Path, monkeypatch: pyt
     assert path.read_bytes() != first
 
 
+def test_llama_quantize_chooses_types(tmp_path: Path) -> None:
+    path = files.write_model(tmp_path, "small", replace(SMALL, n_layer=9), "Q4_K_M", holes=True)
+    types = {t.name: t.type.name for t in read_gguf(path).tensors}
+    downs = [types[f"blk.{i}.ffn_down_exps.weight"] for i in range(9)]
+    assert downs == ["q6_K", "q4_K", "q4_K", "q6_K", "q4_K", "q4_K", "q6_K", "q6_K", "q6_K"]
+    assert (types["output.weight"], types["token_embd.weight"]) == ("q6_K", "q4_K")
+    with pytest.raises(HobbitError, match="no llama-quantize that knows Q9"):
+        files.write_model(tmp_path, "small", SMALL, "Q9")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_experts_differ(small: Path) -> None:
     tensor = next(t for t in read_gguf(small).tensors if t.name == "blk.1.ffn_up_exps.weight")
     data = small.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
