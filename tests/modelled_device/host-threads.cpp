@@ -48,29 +48,18 @@ static T * real(const char * name, const char * version = nullptr) {
     return reinterpret_cast<T *>(version ? dlvsym(RTLD_NEXT, name, version) : dlsym(RTLD_NEXT, name));
 }
 
-static auto * real_lock() {
-    static auto * f = real<int(pthread_mutex_t *)>("pthread_mutex_lock");
-    return f;
-}
+constexpr const char * OWN = "GLIBC_2.3.2"; // the version of conditions that programs are linked to
 
-static auto * real_unlock() {
-    static auto * f = real<int(pthread_mutex_t *)>("pthread_mutex_unlock");
-    return f;
-}
-
-static auto * real_wait() {
-    static auto * f = real<int(pthread_cond_t *, pthread_mutex_t *)>("pthread_cond_wait", "GLIBC_2.3.2");
-    return f;
-}
-
-static auto * real_signal() {
-    static auto * f = real<int(pthread_cond_t *)>("pthread_cond_signal", "GLIBC_2.3.2");
-    return f;
-}
-
-static auto * real_broadcast() {
-    static auto * f = real<int(pthread_cond_t *)>("pthread_cond_broadcast", "GLIBC_2.3.2");
-    return f;
+static const auto & real_functions() {
+    static const struct {
+        decltype(&pthread_mutex_lock)     lock   = real<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
+        decltype(&pthread_mutex_unlock)   unlock = real<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
+        decltype(&pthread_cond_wait)      wait   = real<decltype(pthread_cond_wait)>("pthread_cond_wait", OWN);
+        decltype(&pthread_cond_signal)    signal = real<decltype(pthread_cond_signal)>("pthread_cond_signal", OWN);
+        decltype(&pthread_cond_broadcast) broadcast =
+            real<decltype(pthread_cond_broadcast)>("pthread_cond_broadcast", OWN);
+    } all;
+    return all;
 }
 
 //
@@ -133,18 +122,18 @@ static void hand_over() {
     if (next == self) {
         return;
     }
-    real_signal()(&next->turn);
+    real_functions().signal(&next->turn);
     while (self->state != host_thread::running && self->state != host_thread::ended) {
-        real_wait()(&self->turn, &order);
+        real_functions().wait(&self->turn, &order);
     }
 }
 
 // Lets threads run that are behind the caller.
 static void yield() {
-    real_lock()(&order);
+    real_functions().lock(&order);
     self->state = host_thread::ready;
     hand_over();
-    real_unlock()(&order);
+    real_functions().unlock(&order);
 }
 
 // Returns false if the deadline came first.
@@ -185,11 +174,11 @@ bool host_threads::takes_part() {
 
 void host_threads::begin() {
     clock(); // reads its file as ever
-    real_lock()(&order);
+    real_functions().lock(&order);
     threads().emplace_back();
     threads().back().state   = host_thread::running;
     threads().back().is_main = true;
-    real_unlock()(&order);
+    real_functions().unlock(&order);
     self         = &threads().back();
     self->marked = cpu_time();
 }
@@ -247,48 +236,48 @@ static int lock(pthread_mutex_t * m) {
             return error;
         }
         const scope here;
-        real_lock()(&order);
+        real_functions().lock(&order);
         block(m);
-        real_unlock()(&order);
+        real_functions().unlock(&order);
     }
     return 0;
 }
 
 static int wait(pthread_cond_t * c, pthread_mutex_t * m, ns_t deadline) {
     const scope here;
-    real_lock()(&order);
-    real_unlock()(m);
+    real_functions().lock(&order);
+    real_functions().unlock(m);
     wake(m, true, 0);
     const bool in_time = block(c, deadline);
-    real_unlock()(&order);
+    real_functions().unlock(&order);
     const int error = lock(m);
     return error ? error : in_time ? 0 : ETIMEDOUT;
 }
 
 static void notify(pthread_cond_t * c, bool all) {
     const scope here;
-    real_lock()(&order);
+    real_functions().lock(&order);
     wake(c, all, host_threads::clock().price().wake_us);
-    real_unlock()(&order);
+    real_functions().unlock(&order);
 }
 
 static void * run(void * argument) {
     self         = static_cast<host_thread *>(argument);
     self->id     = pthread_self();
     self->marked = cpu_time();
-    real_lock()(&order);
+    real_functions().lock(&order);
     while (self->state != host_thread::running) {
-        real_wait()(&self->turn, &order);
+        real_functions().wait(&self->turn, &order);
     }
-    real_unlock()(&order);
+    real_functions().unlock(&order);
     void * result = self->work(self->argument);
     {
         const scope here;
-        real_lock()(&order);
+        real_functions().lock(&order);
         wake(self, true, 0);
         self->state = host_thread::ended;
         hand_over();
-        real_unlock()(&order);
+        real_functions().unlock(&order);
     }
     self = nullptr;
     return result;
@@ -308,7 +297,7 @@ static const std::string & meminfo() {
 extern "C" {
 __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * m) {
     if (!self || self->depth > 0) {
-        return real_lock()(m);
+        return real_functions().lock(m);
     }
     if (any_other([](const host_thread & t) { return t.state == host_thread::ready || t.deadline >= 0; })) {
         const scope here;
@@ -322,27 +311,26 @@ __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * 
 
 __attribute__((visibility("default"))) int pthread_mutex_unlock(pthread_mutex_t * m) {
     if (!self || self->depth > 0) {
-        return real_unlock()(m);
+        return real_functions().unlock(m);
     }
     if (!any_other([&](const host_thread & t) { return t.waits_for == m; })) {
-        return real_unlock()(m);
+        return real_functions().unlock(m);
     }
     const scope here;
-    real_lock()(&order);
-    const int error = real_unlock()(m);
+    real_functions().lock(&order);
+    const int error = real_functions().unlock(m);
     wake(m, true, 0);
-    real_unlock()(&order);
+    real_functions().unlock(&order);
     return error;
 }
 
 __attribute__((visibility("default"))) int pthread_cond_wait(pthread_cond_t * c, pthread_mutex_t * m) {
-    return self ? wait(c, m, -1) : real_wait()(c, m);
+    return self ? wait(c, m, -1) : real_functions().wait(c, m);
 }
 
 __attribute__((visibility("default"))) int pthread_cond_clockwait(pthread_cond_t * c, pthread_mutex_t * m, clockid_t id,
                                                                   const timespec * until) {
-    static auto * clockwait =
-        real<int(pthread_cond_t *, pthread_mutex_t *, clockid_t, const timespec *)>("pthread_cond_clockwait");
+    static auto * clockwait = real<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
     return self ? wait(c, m, ns_t(until->tv_sec) * 1000000000 + until->tv_nsec) : clockwait(c, m, id, until);
 }
 
@@ -350,25 +338,24 @@ __attribute__((visibility("default"))) int pthread_cond_signal(pthread_cond_t * 
     if (self) {
         notify(c, false);
     }
-    return real_signal()(c);
+    return real_functions().signal(c);
 }
 
 __attribute__((visibility("default"))) int pthread_cond_broadcast(pthread_cond_t * c) {
     if (self) {
         notify(c, true);
     }
-    return real_broadcast()(c);
+    return real_functions().broadcast(c);
 }
 
 __attribute__((visibility("default"))) int pthread_create(pthread_t * id, const pthread_attr_t * attributes,
                                                           void * (*work)(void *), void *         argument) {
-    static auto * create =
-        real<int(pthread_t *, const pthread_attr_t *, void * (*) (void *), void *)>("pthread_create");
+    static auto * create = real<decltype(pthread_create)>("pthread_create");
     if (!self) {
         return create(id, attributes, work, argument);
     }
     const scope here;
-    real_lock()(&order);
+    real_functions().lock(&order);
     host_thread & made = threads().emplace_back();
     made.now           = self->now;
     made.work          = work;
@@ -379,7 +366,7 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t * id, const 
     } else {
         made.id = *id;
     }
-    real_unlock()(&order);
+    real_functions().unlock(&order);
     return error;
 }
 
@@ -387,13 +374,13 @@ __attribute__((visibility("default"))) int pthread_join(pthread_t id, void ** re
     static auto * join = real<int(pthread_t, void **)>("pthread_join");
     if (self) {
         const scope here;
-        real_lock()(&order);
+        real_functions().lock(&order);
         for (host_thread & t : threads()) {
             while (pthread_equal(t.id, id) && t.state != host_thread::ended) {
                 block(&t);
             }
         }
-        real_unlock()(&order);
+        real_functions().unlock(&order);
     }
     return join(id, result);
 }

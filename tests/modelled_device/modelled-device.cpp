@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <sstream>
 #include <sys/mman.h>
@@ -137,15 +138,6 @@ static void set_memory(const device_context & device, char * data, uint8_t value
     }
 }
 
-static void buffer_memset(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset,
-                          size_t size) {
-    set_memory(device_of(buffer), static_cast<char *>(tensor->data) + offset, value, size);
-}
-
-static void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    set_memory(device_of(buffer), memory_of(buffer).base, value, memory_of(buffer).size);
-}
-
 bool is_of(const ggml_tensor * tensor, const device_context & device) {
     const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
     return buffer->iface.get_base == buffer_base && device_of(buffer).index == device.index;
@@ -164,11 +156,15 @@ static ggml_backend_buffer_i buffer_interface() {
     ggml_backend_buffer_i i = {};
     i.free_buffer           = buffer_free;
     i.get_base              = buffer_base;
-    i.memset_tensor         = buffer_memset;
-    i.set_tensor            = buffer_set;
-    i.get_tensor            = buffer_get;
-    i.cpy_tensor            = buffer_copy;
-    i.clear                 = buffer_clear;
+    i.memset_tensor         = [](ggml_backend_buffer_t b, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
+        set_memory(device_of(b), static_cast<char *>(t->data) + offset, value, size);
+    };
+    i.set_tensor = buffer_set;
+    i.get_tensor = buffer_get;
+    i.cpy_tensor = buffer_copy;
+    i.clear      = [](ggml_backend_buffer_t b, uint8_t value) {
+        set_memory(device_of(b), memory_of(b).base, value, memory_of(b).size);
+    };
     return i;
 }
 
@@ -179,19 +175,6 @@ static ggml_backend_buffer_i buffer_interface() {
 static char * map_pages(size_t size) {
     void * pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return pages == MAP_FAILED ? nullptr : static_cast<char *>(pages);
-}
-
-static const char * memory_name(ggml_backend_buffer_type_t buft) {
-    return device_of(buft->device).name.c_str();
-}
-
-static const char * host_name(ggml_backend_buffer_type_t) {
-    static const std::string name = config.name + "_Host";
-    return name.c_str();
-}
-
-static size_t alignment(ggml_backend_buffer_type_t) {
-    return 128;
 }
 
 static ggml_backend_buffer_t allocate_memory(ggml_backend_buffer_type_t buft, size_t size) {
@@ -228,49 +211,33 @@ static ggml_backend_buffer_t allocate_host(ggml_backend_buffer_type_t buft, size
     return buffer;
 }
 
-static bool is_host(ggml_backend_buffer_type_t) {
-    return true;
-}
-
 //
 // registry
 //
 
 static auto & devices = *new std::vector<ggml_backend_device *>;
 
-static const char * registry_name(ggml_backend_reg_t) {
-    return config.name.c_str();
-}
-
-static size_t registry_count(ggml_backend_reg_t) {
-    return devices.size();
-}
-
-static ggml_backend_dev_t registry_device(ggml_backend_reg_t, size_t index) {
-    return devices[index];
-}
-
-static void * registry_function(ggml_backend_reg_t, const char *) {
-    return nullptr;
-}
-
 static void add_device(ggml_backend_reg_t reg) {
+    using type     = ggml_backend_buffer_type_t;
     auto * context = new device_context;
     auto * device  = new ggml_backend_device{ device_interface(), reg, context };
     context->index = int(devices.size());
     context->name  = config.name + std::to_string(context->index);
 
     ggml_backend_buffer_type_i own = {};
-    own.get_name                   = memory_name;
+    own.get_name                   = [](type buft) { return device_of(buft->device).name.c_str(); };
     own.alloc_buffer               = allocate_memory;
-    own.get_alignment              = alignment;
+    own.get_alignment              = [](type) { return size_t(128); };
     context->memory                = { own, device, nullptr };
 
     ggml_backend_buffer_type_i host = ggml_backend_cpu_buffer_type()->iface;
-    host.get_name                   = host_name;
-    host.alloc_buffer               = allocate_host;
-    host.is_host                    = is_host;
-    context->host                   = { host, device, nullptr };
+    host.get_name                   = [](type) {
+        static const std::string name = config.name + "_Host";
+        return name.c_str();
+    };
+    host.alloc_buffer = allocate_host;
+    host.is_host      = [](type) { return true; };
+    context->host     = { host, device, nullptr };
     if (config.one_queue) {
         context->queue = open_stream(*context);
     }
@@ -285,26 +252,21 @@ static std::string configure(const std::string & text) {
         const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
         const long        n     = std::atol(value.c_str());
 
-        const std::map<std::string, bool *> flags = {
-            { "async", &config.async },
-            { "events", &config.events },
-            { "host_buffer", &config.host_buffer },
-            { "one_queue", &config.one_queue },
-            { "fused_router", &config.fused_router },
-            { "compute", &config.compute },
+        const std::map<std::string, std::function<void()>> known = {
+            { "face", [&] { config.face                 = value; } },
+            { "name", [&] { config.name                          = value; } },
+            { "devices", [&] { config.devices                    = int(n); } },
+            { "async", [&] { config.async                        = n != 0; } },
+            { "events", [&] { config.events                      = n != 0; } },
+            { "host_buffer", [&] { config.host_buffer            = n != 0; } },
+            { "one_queue", [&] { config.one_queue                = n != 0; } },
+            { "fused_router", [&] { config.fused_router          = n != 0; } },
+            { "compute", [&] { config.compute                    = n != 0; } },
+            { "memory", [&] { config.memory                      = size_t(n); } },
+            { "delay_us", [&] { config.delay_us                  = int(n); } },
         };
-        if (flags.count(name) > 0) {
-            *flags.at(name) = n != 0;
-        } else if (name == "face") {
-            config.face = value;
-        } else if (name == "name") {
-            config.name = value;
-        } else if (name == "devices") {
-            config.devices = int(n);
-        } else if (name == "memory") {
-            config.memory = size_t(n);
-        } else if (name == "delay_us") {
-            config.delay_us = int(n);
+        if (known.count(name) > 0) {
+            known.at(name)();
         } else {
             return "the modelled device has no setting '" + word + "'";
         }
@@ -333,9 +295,14 @@ const char * modelled_report(void) {
 }
 
 ggml_backend_reg_t ggml_backend_init(void) {
-    static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION,
-                                    { registry_name, registry_count, registry_device, registry_function },
-                                    nullptr };
+    using registry                      = ggml_backend_reg_t;
+    static const ggml_backend_reg_i own = {
+        [](registry) { return config.name.c_str(); },
+        [](registry) { return devices.size(); },
+        [](registry, size_t index) -> ggml_backend_dev_t { return devices[index]; },
+        [](registry, const char *) -> void * { return nullptr; },
+    };
+    static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, own, nullptr };
     if (devices.empty()) {
         face = config.face == "order"  ? make_order_face(config).release()
                : config.face == "time" ? make_time_face(config).release()

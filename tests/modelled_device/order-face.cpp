@@ -54,222 +54,6 @@ struct pending {
     std::vector<char> taken; // bytes that the target will hold
 };
 
-class order_face : public device_observer {
-  public:
-    order_face();
-
-    void on_open(int stream, int device) override;
-    void on_allocate(int device, bytes memory) override;
-    void on_free(int device, int stream, bytes memory) override;
-    void on_copy(const copy & c) override;
-    void on_copied(const copy & c) override;
-    void on_clear(int device, int stream, bytes target) override;
-    void on_compute(int stream, ggml_cgraph * graph) override;
-    void on_synchronize(int stream) override { learn(actors_[size_t(streams_.at(stream))].clock); }
-    void on_event_synchronize(int event) override { learn(events_[event]); }
-    void on_record(int event, int stream) override { events_[event] = actors_[size_t(begin(stream))].clock; }
-    void on_wait(int event, int stream) override;
-
-    std::string report() override;
-
-    // Between threads of the host.
-    void           acquire(const vector_clock & clock) { thread().clock.join(clock); }
-    vector_clock   release();
-    vector_clock & lock(const void * address) { return locks_[address]; }
-
-    // Returns true if it was a page of ours, which can be read now.
-    bool on_fault(const char * address);
-
-  private:
-    int     make_actor(const std::string & name, int device);
-    int     this_thread();
-    actor & thread() { return actors_[size_t(this_thread())]; }
-    int     begin(int stream);
-    int     doer(int stream) { return stream == NO_STREAM ? this_thread() : begin(stream); }
-    access  access_of(int who, std::string what) const;
-
-    template <typename F>
-    void each_segment(bytes range, const access & by, F visit);
-    void read(bytes range, const access & by);
-    void write(bytes range, const access & by);
-    void check(const access & now, const access & before);
-    void read_source(const ggml_tensor * node, int i, const access & by);
-    void learn(const vector_clock & clock);
-    void end(const pending & p);
-    void error(const std::string & what);
-
-    std::deque<actor>                    actors_;  // references stay valid
-    std::map<int, int>                   streams_; // actors
-    std::map<int, vector_clock>          events_;
-    std::map<const void *, vector_clock> locks_;
-    std::map<const char *, segment>      memory_;
-    std::vector<pending>                 pending_;
-    std::map<std::string, size_t>        errors_; // and how often
-    size_t                               n_copies_   = 0;
-    size_t                               n_graphs_   = 0;
-    size_t                               n_accesses_ = 0;
-    size_t                               n_waits_    = 0;
-};
-
-//
-// actors
-//
-
-int order_face::make_actor(const std::string & name, int device) {
-    actors_.push_back({ name, device, {} });
-    actors_.back().clock.tick(int(actors_.size()) - 1);
-    return int(actors_.size()) - 1;
-}
-
-int order_face::this_thread() {
-    static thread_local int own = -1;
-    if (own < 0) {
-        own = make_actor("thread " + std::to_string(actors_.size() - streams_.size()), -1);
-    }
-    return own;
-}
-
-// The thread gives away its past. Its future is not part of that.
-vector_clock order_face::release() {
-    const int          own   = this_thread();
-    const vector_clock given = actors_[size_t(own)].clock;
-    actors_[size_t(own)].clock.tick(own);
-    return given;
-}
-
-void order_face::on_open(int stream, int device) {
-    streams_[stream] = make_actor("stream " + std::to_string(stream) + " of device " + std::to_string(device), device);
-}
-
-// The stream is given something by this thread.
-int order_face::begin(int stream) {
-    const vector_clock host  = release();
-    const int          own   = streams_.at(stream);
-    vector_clock &     clock = actors_[size_t(own)].clock;
-    clock.join(host);
-    clock.tick(own);
-    return own;
-}
-
-void order_face::on_wait(int event, int stream) {
-    actors_[size_t(begin(stream))].clock.join(events_[event]);
-}
-
-// The thread has waited.
-void order_face::learn(const vector_clock & clock) {
-    n_waits_++;
-    vector_clock & own = thread().clock;
-    own.join(clock);
-    const auto is_over = [&](const pending & p) { return p.by.when <= own.at(p.by.who); };
-    const auto over    = std::stable_partition(pending_.begin(), pending_.end(), std::not_fn(is_over));
-    std::for_each(over, pending_.end(), [&](const pending & p) { end(p); });
-    pending_.erase(over, pending_.end());
-}
-
-//
-// errors
-//
-
-void order_face::error(const std::string & what) {
-    if (errors_[what]++ == 0) {
-        std::fprintf(stderr, "modelled device: %s\n", what.c_str());
-    }
-}
-
-access order_face::access_of(int who, std::string what) const {
-    return { who, actors_[size_t(who)].clock.at(who), std::make_shared<const std::string>(std::move(what)) };
-}
-
-void order_face::check(const access & now, const access & before) {
-    if (before.who >= 0 && before.when > actors_[size_t(now.who)].clock.at(before.who)) {
-        error(*now.what + " by " + actors_[size_t(now.who)].name + " is not ordered behind " + *before.what + " by " +
-              actors_[size_t(before.who)].name);
-    }
-}
-
-std::string order_face::report() {
-    std::string found;
-    for (const auto & [what, n] : errors_) {
-        found += (found.empty() ? "\"" : ", \"") + what + "\"";
-    }
-    return "{\"copies\": " + std::to_string(n_copies_) + ", \"graphs\": " + std::to_string(n_graphs_) +
-           ", \"accesses\": " + std::to_string(n_accesses_) + ", \"waits\": " + std::to_string(n_waits_) +
-           ", \"events\": " + std::to_string(events_.size()) + ", \"errors\": [" + found + "]}";
-}
-
-//
-// the devices' memory
-//
-
-void order_face::on_allocate(int device, bytes memory) {
-    memory_[memory.data] = { memory.data + memory.size, device, {}, {} };
-}
-
-void order_face::on_free(int, int stream, bytes memory) {
-    write(memory, access_of(doer(stream), "a free"));
-    memory_.erase(memory_.lower_bound(memory.data), memory_.lower_bound(memory.data + memory.size));
-}
-
-// The segments within the range, which end where it does. Memory of the host has none. Kernels of a device cannot reach
-// that of another one.
-template <typename F>
-void order_face::each_segment(bytes range, const access & by, F visit) {
-    const auto cut = [&](const char * at) {
-        auto next = memory_.upper_bound(at);
-        if (next == memory_.begin()) {
-            return;
-        }
-        auto here = std::prev(next);
-        if (here->first < at && at < here->second.end) {
-            memory_.emplace_hint(next, at, here->second);
-            here->second.end = at;
-        }
-    };
-    const char * end = range.data + range.size;
-    cut(range.data);
-    cut(end);
-    for (auto s = memory_.lower_bound(range.data); s != memory_.end() && s->first < end; s++) {
-        n_accesses_++;
-        const int device = actors_[size_t(by.who)].device;
-        if (device >= 0 && device != s->second.device) {
-            error(*by.what + " by " + actors_[size_t(by.who)].name + " is in memory of another device");
-        }
-        visit(s->second);
-    }
-}
-
-void order_face::read(bytes range, const access & by) {
-    each_segment(range, by, [&](segment & s) {
-        check(by, s.writer);
-        const auto own =
-            std::find_if(s.readers.begin(), s.readers.end(), [&](const auto & r) { return r.who == by.who; });
-        if (own == s.readers.end()) {
-            s.readers.push_back(by);
-        } else {
-            *own = by;
-        }
-    });
-}
-
-void order_face::write(bytes range, const access & by) {
-    each_segment(range, by, [&](segment & s) {
-        check(by, s.writer);
-        for (const access & reader : s.readers) {
-            check(by, reader);
-        }
-        s.writer = by;
-        s.readers.clear();
-    });
-}
-
-void order_face::on_clear(int, int stream, bytes target) {
-    write(target, access_of(doer(stream), "a clear"));
-}
-
-//
-// copies
-//
-
 // Through a file, since a source may be unmapped meanwhile.
 static size_t hash_of(bytes range) {
     static const int  own = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
@@ -293,79 +77,6 @@ static std::string copy_name(const copy & c) {
     return std::string("a copy of ") + (*c.tensor ? c.tensor : "a tensor without a name");
 }
 
-void order_face::on_copy(const copy & c) {
-    n_copies_++;
-    protect(c, PROT_READ | PROT_WRITE);
-    const access by = access_of(doer(c.stream), copy_name(c));
-    if (c.way != direction::to_device) {
-        read(c.source, by);
-    }
-    if (c.way != direction::to_host) {
-        write(c.target, by);
-    }
-    if (c.way == direction::to_device && !c.is_taken) {
-        pending_.push_back({ by, c, hash_of(c.source), {} });
-    }
-}
-
-void order_face::on_copied(const copy & c) {
-    const auto is_same = [&](const pending & p) {
-        return p.what.stream == c.stream && p.what.way == c.way && p.what.target.data == c.target.data;
-    };
-    const auto before = std::find_if(pending_.begin(), pending_.end(), is_same);
-    if (c.stream == NO_STREAM && before != pending_.end()) {
-        end(*before);
-        pending_.erase(before);
-    } else if (c.stream != NO_STREAM && c.way == direction::to_host) {
-        const access      by = access_of(streams_.at(c.stream), copy_name(c));
-        std::vector<char> taken(c.target.data, c.target.data + c.target.size);
-        std::memset(const_cast<char *>(c.target.data), NOT_YET, c.target.size);
-        if (before != pending_.end()) {
-            pending_.erase(before); // this one takes its place
-        }
-        pending_.push_back({ by, c, 0, std::move(taken) });
-        protect(c, PROT_NONE);
-    }
-}
-
-void order_face::end(const pending & p) {
-    const std::string of = " of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name;
-    if (p.what.way == direction::to_device) {
-        if (hash_of(p.what.source) != p.hash) {
-            error("the source" + of + " changed before its end");
-        }
-        return;
-    }
-    const bytes & to = p.what.target;
-    protect(p.what, PROT_READ | PROT_WRITE);
-    if (std::any_of(to.data, to.data + to.size, [](char c) { return c != NOT_YET; })) {
-        error("the target" + of + " changed before its end");
-    }
-    std::memcpy(const_cast<char *>(to.data), p.taken.data(), to.size);
-}
-
-bool order_face::on_fault(const char * address) {
-    const char * page  = address - uintptr_t(address) % uintptr_t(sysconf(_SC_PAGESIZE));
-    bool         found = false;
-    for (const pending & p : pending_) {
-        const bytes & to = p.what.target;
-        if (p.what.is_pinned && p.taken.size() > 0 && to.data < page + sysconf(_SC_PAGESIZE) &&
-            page < to.data + to.size) {
-            protect(p.what, PROT_READ | PROT_WRITE);
-            found = true;
-        }
-        if (found && to.data <= address && address < to.data + to.size) {
-            error("the target of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name + " is touched by " +
-                  thread().name + " before its end");
-        }
-    }
-    return found;
-}
-
-//
-// graphs
-//
-
 static bytes bytes_of(const ggml_tensor * t) {
     return { static_cast<const char *>(t->data), ggml_nbytes(t) };
 }
@@ -375,41 +86,281 @@ static bool is_computed(const ggml_tensor * node) {
            node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
 }
 
-// A matmul over experts reads those that were chosen, where that is known before the graph runs.
-void order_face::read_source(const ggml_tensor * node, int i, const access & by) {
-    const ggml_tensor * src  = node->src[i];
-    const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID && i == 0 ? node->src[2] : nullptr;
-    const ggml_op       made = ids ? (ids->view_src ? ids->view_src : ids)->op : GGML_OP_COUNT;
-    if (made != GGML_OP_NONE && made != GGML_OP_GET_ROWS) {
-        read(bytes_of(src), by);
-        return;
-    }
-    for (int64_t n = 0; n < ggml_nelements(ids); n++) {
-        const int32_t id = expert_at(ids, n);
-        if (id >= 0 && id < src->ne[2]) {
-            read({ static_cast<const char *>(src->data) + size_t(id) * src->nb[2], src->nb[1] * size_t(src->ne[1]) },
-                 by);
-        }
-    }
-}
+class order_face : public device_observer {
+  public:
+    order_face();
 
-void order_face::on_compute(int stream, ggml_cgraph * graph) {
-    n_graphs_++;
-    const int who = begin(stream);
-    for (int n = 0; n < ggml_graph_n_nodes(graph); n++) {
-        const ggml_tensor * node = ggml_graph_node(graph, n);
-        if (!is_computed(node)) {
-            continue;
+    void on_open(int stream, int device) override {
+        streams_[stream] =
+            make_actor("stream " + std::to_string(stream) + " of device " + std::to_string(device), device);
+    }
+
+    void on_allocate(int device, bytes memory) override {
+        memory_[memory.data] = { memory.data + memory.size, device, {}, {} };
+    }
+
+    void on_free(int, int stream, bytes memory) override {
+        write(memory, access_of(doer(stream), "a free"));
+        memory_.erase(memory_.lower_bound(memory.data), memory_.lower_bound(memory.data + memory.size));
+    }
+
+    void on_copy(const copy & c) override {
+        n_copies_++;
+        protect(c, PROT_READ | PROT_WRITE);
+        const access by = access_of(doer(c.stream), copy_name(c));
+        if (c.way != direction::to_device) {
+            read(c.source, by);
         }
-        const access by = access_of(who, std::string(ggml_op_name(node->op)) + " " + node->name);
-        for (int i = 0; i < GGML_MAX_SRC; i++) {
-            if (node->src[i] && node->src[i]->data) {
-                read_source(node, i, by);
+        if (c.way != direction::to_host) {
+            write(c.target, by);
+        }
+        if (c.way == direction::to_device && !c.is_taken) {
+            pending_.push_back({ by, c, hash_of(c.source), {} });
+        }
+    }
+
+    void on_copied(const copy & c) override {
+        const auto is_same = [&](const pending & p) {
+            return p.what.stream == c.stream && p.what.way == c.way && p.what.target.data == c.target.data;
+        };
+        const auto before = std::find_if(pending_.begin(), pending_.end(), is_same);
+        if (c.stream == NO_STREAM && before != pending_.end()) {
+            end(*before);
+            pending_.erase(before);
+        } else if (c.stream != NO_STREAM && c.way == direction::to_host) {
+            const access      by = access_of(streams_.at(c.stream), copy_name(c));
+            std::vector<char> taken(c.target.data, c.target.data + c.target.size);
+            std::memset(const_cast<char *>(c.target.data), NOT_YET, c.target.size);
+            if (before != pending_.end()) {
+                pending_.erase(before); // this one takes its place
+            }
+            pending_.push_back({ by, c, 0, std::move(taken) });
+            protect(c, PROT_NONE);
+        }
+    }
+
+    void on_clear(int, int stream, bytes target) override { write(target, access_of(doer(stream), "a clear")); }
+
+    void on_compute(int stream, ggml_cgraph * graph) override {
+        n_graphs_++;
+        const int who = begin(stream);
+        for (int n = 0; n < ggml_graph_n_nodes(graph); n++) {
+            const ggml_tensor * node = ggml_graph_node(graph, n);
+            if (!is_computed(node)) {
+                continue;
+            }
+            const access by = access_of(who, std::string(ggml_op_name(node->op)) + " " + node->name);
+            for (int i = 0; i < GGML_MAX_SRC; i++) {
+                if (node->src[i] && node->src[i]->data) {
+                    read_source(node, i, by);
+                }
+            }
+            write(bytes_of(node), by);
+        }
+    }
+
+    void on_synchronize(int stream) override { learn(actors_[size_t(streams_.at(stream))].clock); }
+    void on_event_synchronize(int event) override { learn(events_[event]); }
+    void on_record(int event, int stream) override { events_[event] = actors_[size_t(begin(stream))].clock; }
+    void on_wait(int event, int stream) override { actors_[size_t(begin(stream))].clock.join(events_[event]); }
+
+    std::string report() override {
+        std::string found;
+        for (const auto & [what, n] : errors_) {
+            found += (found.empty() ? "\"" : ", \"") + what + "\"";
+        }
+        return "{\"copies\": " + std::to_string(n_copies_) + ", \"graphs\": " + std::to_string(n_graphs_) +
+               ", \"accesses\": " + std::to_string(n_accesses_) + ", \"waits\": " + std::to_string(n_waits_) +
+               ", \"events\": " + std::to_string(events_.size()) + ", \"errors\": [" + found + "]}";
+    }
+
+    // Between threads of the host.
+    void acquire(const vector_clock & clock) { thread().clock.join(clock); }
+
+    // The thread gives away its past. Its future is not part of that.
+    vector_clock release() {
+        const int          own   = this_thread();
+        const vector_clock given = actors_[size_t(own)].clock;
+        actors_[size_t(own)].clock.tick(own);
+        return given;
+    }
+
+    vector_clock & lock(const void * address) { return locks_[address]; }
+
+    // Returns true if it was a page of ours, which can be read now.
+    bool on_fault(const char * address) {
+        const char * page  = address - uintptr_t(address) % uintptr_t(sysconf(_SC_PAGESIZE));
+        bool         found = false;
+        for (const pending & p : pending_) {
+            const bytes & to = p.what.target;
+            if (p.what.is_pinned && p.taken.size() > 0 && to.data < page + sysconf(_SC_PAGESIZE) &&
+                page < to.data + to.size) {
+                protect(p.what, PROT_READ | PROT_WRITE);
+                found = true;
+            }
+            if (found && to.data <= address && address < to.data + to.size) {
+                error("the target of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name + " is touched by " +
+                      thread().name + " before its end");
             }
         }
-        write(bytes_of(node), by);
+        return found;
     }
-}
+
+  private:
+    int make_actor(const std::string & name, int device) {
+        actors_.push_back({ name, device, {} });
+        actors_.back().clock.tick(int(actors_.size()) - 1);
+        return int(actors_.size()) - 1;
+    }
+
+    int this_thread() {
+        static thread_local int own = -1;
+        if (own < 0) {
+            own = make_actor("thread " + std::to_string(actors_.size() - streams_.size()), -1);
+        }
+        return own;
+    }
+
+    actor & thread() { return actors_[size_t(this_thread())]; }
+
+    // The stream is given something by this thread.
+    int begin(int stream) {
+        const vector_clock host  = release();
+        const int          own   = streams_.at(stream);
+        vector_clock &     clock = actors_[size_t(own)].clock;
+        clock.join(host);
+        clock.tick(own);
+        return own;
+    }
+
+    int    doer(int stream) { return stream == NO_STREAM ? this_thread() : begin(stream); }
+    access access_of(int who, std::string what) const {
+        return { who, actors_[size_t(who)].clock.at(who), std::make_shared<const std::string>(std::move(what)) };
+    }
+
+    // The segments within the range, which end where it does. Memory of the host has none. Kernels of a device cannot
+    // reach that of another one.
+    template <typename F>
+    void each_segment(bytes range, const access & by, F visit) {
+        const auto cut = [&](const char * at) {
+            auto next = memory_.upper_bound(at);
+            if (next == memory_.begin()) {
+                return;
+            }
+            auto here = std::prev(next);
+            if (here->first < at && at < here->second.end) {
+                memory_.emplace_hint(next, at, here->second);
+                here->second.end = at;
+            }
+        };
+        const char * end = range.data + range.size;
+        cut(range.data);
+        cut(end);
+        for (auto s = memory_.lower_bound(range.data); s != memory_.end() && s->first < end; s++) {
+            n_accesses_++;
+            const int device = actors_[size_t(by.who)].device;
+            if (device >= 0 && device != s->second.device) {
+                error(*by.what + " by " + actors_[size_t(by.who)].name + " is in memory of another device");
+            }
+            visit(s->second);
+        }
+    }
+
+    void read(bytes range, const access & by) {
+        each_segment(range, by, [&](segment & s) {
+            check(by, s.writer);
+            const auto own =
+                std::find_if(s.readers.begin(), s.readers.end(), [&](const auto & r) { return r.who == by.who; });
+            if (own == s.readers.end()) {
+                s.readers.push_back(by);
+            } else {
+                *own = by;
+            }
+        });
+    }
+
+    void write(bytes range, const access & by) {
+        each_segment(range, by, [&](segment & s) {
+            check(by, s.writer);
+            for (const access & reader : s.readers) {
+                check(by, reader);
+            }
+            s.writer = by;
+            s.readers.clear();
+        });
+    }
+
+    void check(const access & now, const access & before) {
+        if (before.who >= 0 && before.when > actors_[size_t(now.who)].clock.at(before.who)) {
+            error(*now.what + " by " + actors_[size_t(now.who)].name + " is not ordered behind " + *before.what +
+                  " by " + actors_[size_t(before.who)].name);
+        }
+    }
+
+    // A matmul over experts reads those that were chosen, where that is known before the graph runs.
+    void read_source(const ggml_tensor * node, int i, const access & by) {
+        const ggml_tensor * src  = node->src[i];
+        const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID && i == 0 ? node->src[2] : nullptr;
+        const ggml_op       made = ids ? (ids->view_src ? ids->view_src : ids)->op : GGML_OP_COUNT;
+        if (made != GGML_OP_NONE && made != GGML_OP_GET_ROWS) {
+            read(bytes_of(src), by);
+            return;
+        }
+        for (int64_t n = 0; n < ggml_nelements(ids); n++) {
+            const int32_t id = expert_at(ids, n);
+            if (id >= 0 && id < src->ne[2]) {
+                read({ static_cast<const char *>(src->data) + size_t(id) * src->nb[2],
+                       src->nb[1] * size_t(src->ne[1]) },
+                     by);
+            }
+        }
+    }
+
+    // The thread has waited.
+    void learn(const vector_clock & clock) {
+        n_waits_++;
+        vector_clock & own = thread().clock;
+        own.join(clock);
+        const auto is_over = [&](const pending & p) { return p.by.when <= own.at(p.by.who); };
+        const auto over    = std::stable_partition(pending_.begin(), pending_.end(), std::not_fn(is_over));
+        std::for_each(over, pending_.end(), [&](const pending & p) { end(p); });
+        pending_.erase(over, pending_.end());
+    }
+
+    void end(const pending & p) {
+        const std::string of = " of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name;
+        if (p.what.way == direction::to_device) {
+            if (hash_of(p.what.source) != p.hash) {
+                error("the source" + of + " changed before its end");
+            }
+            return;
+        }
+        const bytes & to = p.what.target;
+        protect(p.what, PROT_READ | PROT_WRITE);
+        if (std::any_of(to.data, to.data + to.size, [](char c) { return c != NOT_YET; })) {
+            error("the target" + of + " changed before its end");
+        }
+        std::memcpy(const_cast<char *>(to.data), p.taken.data(), to.size);
+    }
+
+    void error(const std::string & what) {
+        if (errors_[what]++ == 0) {
+            std::fprintf(stderr, "modelled device: %s\n", what.c_str());
+        }
+    }
+
+    std::deque<actor>                    actors_;  // references stay valid
+    std::map<int, int>                   streams_; // actors
+    std::map<int, vector_clock>          events_;
+    std::map<const void *, vector_clock> locks_;
+    std::map<const char *, segment>      memory_;
+    std::vector<pending>                 pending_;
+    std::map<std::string, size_t>        errors_; // and how often
+    size_t                               n_copies_   = 0;
+    size_t                               n_graphs_   = 0;
+    size_t                               n_accesses_ = 0;
+    size_t                               n_waits_    = 0;
+};
 
 //
 // threads of the host
@@ -428,6 +379,18 @@ static bool is_own(const void * lock) {
     return lock == &device_lock();
 }
 
+// One thread's past, which another one takes later.
+static void * give_past() {
+    vector_clock * clock = nullptr;
+    locked([&] { clock = new vector_clock(face->release()); });
+    return clock;
+}
+
+static void take_past(void * given) {
+    locked([&] { face->acquire(*static_cast<vector_clock *>(given)); });
+    delete static_cast<vector_clock *>(given);
+}
+
 static const lock_listener listener = {
     [](const void * lock) {
         if (!is_own(lock)) {
@@ -439,24 +402,10 @@ static const lock_listener listener = {
             locked([&] { face->lock(lock).join(face->release()); });
         }
     },
-    []() -> void * {
-        vector_clock * clock = nullptr;
-        locked([&] { clock = new vector_clock(face->release()); });
-        return clock;
-    },
-    [](void * from) {
-        locked([&] { face->acquire(*static_cast<vector_clock *>(from)); });
-        delete static_cast<vector_clock *>(from);
-    },
-    []() -> void * {
-        vector_clock * clock = nullptr;
-        locked([&] { clock = new vector_clock(face->release()); });
-        return clock;
-    },
-    [](void * ended) {
-        locked([&] { face->acquire(*static_cast<vector_clock *>(ended)); });
-        delete static_cast<vector_clock *>(ended);
-    },
+    give_past,
+    take_past,
+    give_past,
+    take_past,
 };
 
 static struct sigaction other_faults;

@@ -31,10 +31,6 @@ static bool is_stream(ggml_backend_t backend) {
     return backend->guid == guid();
 }
 
-static const char * stream_name(ggml_backend_t backend) {
-    return device_of(backend->device).name.c_str();
-}
-
 static void stream_free(ggml_backend_t backend) {
     stream_context & stream = stream_of(backend);
     if (stream.number != device_of(backend->device).queue) {
@@ -120,17 +116,9 @@ static int number_of(ggml_backend_event_t event) {
     return int(reinterpret_cast<intptr_t>(event->context));
 }
 
-static void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
-    tell([&](device_observer & o) { o.on_record(number_of(event), stream_of(backend).number); });
-}
-
-static void event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
-    tell([&](device_observer & o) { o.on_wait(number_of(event), stream_of(backend).number); });
-}
-
 static ggml_backend_i stream_interface() {
     ggml_backend_i i = {};
-    i.get_name       = stream_name;
+    i.get_name       = [](ggml_backend_t backend) { return device_of(backend->device).name.c_str(); };
     i.free           = stream_free;
     i.synchronize    = stream_synchronize;
     i.graph_compute  = stream_compute;
@@ -140,8 +128,12 @@ static ggml_backend_i stream_interface() {
         i.cpy_tensor_async = stream_copy;
     }
     if (config.events) {
-        i.event_record = event_record;
-        i.event_wait   = event_wait;
+        i.event_record = [](ggml_backend_t backend, ggml_backend_event_t event) {
+            tell([&](device_observer & o) { o.on_record(number_of(event), stream_of(backend).number); });
+        };
+        i.event_wait = [](ggml_backend_t backend, ggml_backend_event_t event) {
+            tell([&](device_observer & o) { o.on_wait(number_of(event), stream_of(backend).number); });
+        };
     }
     return i;
 }
@@ -175,49 +167,21 @@ static ggml_backend_t init_stream(ggml_backend_dev_t dev, const char *) {
 // device
 //
 
-static const char * device_name(ggml_backend_dev_t dev) {
-    return device_of(dev).name.c_str();
-}
-
-static const char * device_description(ggml_backend_dev_t) {
-    return "modelled device";
-}
-
 static void device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
     const std::lock_guard<std::mutex> lock(device_lock());
     *free  = config.memory - device_of(dev).used;
     *total = config.memory;
 }
 
-static enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
-    return GGML_BACKEND_DEVICE_TYPE_GPU;
-}
-
 static void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     *props             = {};
-    props->name        = device_name(dev);
-    props->description = device_description(dev);
-    props->type        = device_type(dev);
+    props->name        = dev->iface.get_name(dev);
+    props->description = dev->iface.get_description(dev);
+    props->type        = dev->iface.get_type(dev);
     device_memory(dev, &props->memory_free, &props->memory_total);
     props->caps.async       = config.async;
     props->caps.host_buffer = config.host_buffer;
     props->caps.events      = config.events;
-}
-
-static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t dev) {
-    return &device_of(dev).memory;
-}
-
-static ggml_backend_buffer_type_t device_host_type(ggml_backend_dev_t dev) {
-    return config.host_buffer ? &device_of(dev).host : nullptr;
-}
-
-static bool device_supports(ggml_backend_dev_t, const ggml_tensor * op) {
-    return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
-}
-
-static bool device_supports_memory(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
-    return buft == &device_of(dev).memory;
 }
 
 // Copies weights of the host for many rows, as CUDA does.
@@ -226,36 +190,31 @@ static bool device_offloads(ggml_backend_dev_t, const ggml_tensor * op) {
     return op->op != GGML_OP_GET_ROWS && n_rows >= 32;
 }
 
-static ggml_backend_event_t event_new(ggml_backend_dev_t dev) {
-    const std::lock_guard<std::mutex> lock(device_lock());
-    return new ggml_backend_event{ dev, reinterpret_cast<void *>(intptr_t(n_events++)) };
-}
-
-static void event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
-    delete event;
-}
-
-static void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t event) {
-    tell([&](device_observer & o) { o.on_event_synchronize(number_of(event)); });
-}
-
 ggml_backend_device_i device_interface() {
+    using device            = ggml_backend_dev_t;
     ggml_backend_device_i i = {};
-    i.get_name              = device_name;
-    i.get_description       = device_description;
+    i.get_name              = [](device dev) { return device_of(dev).name.c_str(); };
+    i.get_description       = [](device) { return "modelled device"; };
     i.get_memory            = device_memory;
-    i.get_type              = device_type;
+    i.get_type              = [](device) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
     i.get_props             = device_props;
     i.init_backend          = init_stream;
-    i.get_buffer_type       = device_buffer_type;
-    i.get_host_buffer_type  = device_host_type;
-    i.supports_op           = device_supports;
-    i.supports_buft         = device_supports_memory;
-    i.offload_op            = device_offloads;
+    i.get_buffer_type       = [](device dev) { return &device_of(dev).memory; };
+    i.get_host_buffer_type  = [](device dev) { return config.host_buffer ? &device_of(dev).host : nullptr; };
+    i.supports_op           = [](device, const ggml_tensor * op) {
+        return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+    };
+    i.supports_buft = [](device dev, ggml_backend_buffer_type_t buft) { return buft == &device_of(dev).memory; };
+    i.offload_op    = device_offloads;
     if (config.events) {
-        i.event_new         = event_new;
-        i.event_free        = event_free;
-        i.event_synchronize = event_synchronize;
+        i.event_new = [](device dev) {
+            const std::lock_guard<std::mutex> lock(device_lock());
+            return new ggml_backend_event{ dev, reinterpret_cast<void *>(intptr_t(n_events++)) };
+        };
+        i.event_free        = [](device, ggml_backend_event_t event) { delete event; };
+        i.event_synchronize = [](device, ggml_backend_event_t event) {
+            tell([&](device_observer & o) { o.on_event_synchronize(number_of(event)); });
+        };
     }
     return i;
 }
