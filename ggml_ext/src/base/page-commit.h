@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/system-memory.h"
+
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <thread>
 #include <vector>
 
@@ -25,17 +30,51 @@ class page_commit {
 
     // REQUIRES: not started, or ended since. The memory must stay mapped until end() or wait() returns.
     // `spare`: it stops where the system has fewer bytes left than this; 0: it does not look.
-    void start(std::vector<range> ranges, uint64_t spare = 0);
+    void start(std::vector<range> ranges, uint64_t spare = 0) {
+        stop_      = false;
+        committed_ = 0;
+        thread_    = std::thread([this, ranges = std::move(ranges), spare]() {
+            try {
+                run(ranges, spare);
+            } catch (const std::exception &) {
+                // no memory even to look: pages are taken at their first use
+            }
+        });
+    }
 
     // Bytes whose pages were taken, of all ranges in their order.
     uint64_t committed() const { return committed_; }
 
     // Blocks until the thread has ended: end() leaves the rest of the pages, wait() takes all.
-    void end();
-    void wait();
+    void end() {
+        stop_ = true;
+        wait();
+    }
+
+    void wait() {
+        if (thread_.joinable()) {
+            thread_.join();
+        }
+    }
 
   private:
-    void run(const std::vector<range> & ranges, uint64_t spare);
+    static constexpr size_t STEP           = 8u << 20; // end() waits for one step at most
+    static constexpr int    LOWEST         = 19;       // lowest priority of nice(2)
+    static constexpr int    POPULATE_WRITE = 23;       // MADV_POPULATE_WRITE, which older headers lack
+
+    void run(const std::vector<range> & ranges, uint64_t spare) {
+        setpriority(PRIO_PROCESS, 0, LOWEST); // on Linux, of the calling thread alone
+        for (const range & r : ranges) {
+            for (size_t done = 0; done < r.size; done += STEP) {
+                const size_t step = std::min(STEP, r.size - done);
+                if (stop_ || (spare > 0 && available_memory() < spare + step) ||
+                    madvise(r.begin + done, step, POPULATE_WRITE) != 0) {
+                    return;
+                }
+                committed_ += step;
+            }
+        }
+    }
 
     std::atomic<bool>     stop_{ false };
     std::atomic<uint64_t> committed_{ 0 };

@@ -34,12 +34,55 @@ constexpr uint64_t n_idle_max   = 256; // batches after which a sequence is forg
 
 class echo_policy : public cache_policy {
   public:
-    explicit echo_policy(const policy_options & options);
+    explicit echo_policy(const policy_options & options) :
+        n_layers_(options.n_layers),
+        n_experts_(options.n_experts),
+        memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
+        experts_(options.table<estimate>()),
+        counted_(options.n_layers, 0) {
+        for (size_t i = 0; i < options.prior.size(); i++) {
+            const expert_id id = options.prior.id(i);
+            std::fill(experts_[id].rates, experts_[id].rates + n_rates, options.prior[id]);
+            experts_[id].add_up();
+        }
+    }
 
-    void   begin_sequence(uint32_t number) override { find(number).token = token_memory::none; }
-    void   begin_tokens(uint32_t sequence, uint32_t n) override;
-    void   on_use(const expert_usage & use) override;
-    double value(expert_id id, tier_id tier, layer_id layer) override;
+    void begin_sequence(uint32_t number) override { find(number).token = token_memory::none; }
+    void begin_tokens(uint32_t number, uint32_t n) override {
+        if (in_layers_) {
+            begin_batch();
+        }
+        batch_tokens_ += n;
+        now_weight_   += 1;
+        later_weight_ += discount / (1 - discount);
+        sequence & s   = find(number);
+        s.last_batch   = n_batches_;
+        if (n == 1) {
+            begin_token(s);
+            look_ahead(s);
+        } else {
+            s.token = token_memory::none;
+        }
+    }
+
+    void on_use(const expert_usage & use) override {
+        in_layers_ = true;
+        count(use);
+        sequence & s = find(use.sequence);
+        if (runs(s)) {
+            memory_.add_similarity(use.id, use.weight, s.similar);
+            memory_.use(s.token, use.id, use.weight);
+        }
+    }
+
+    double value(expert_id id, tier_id tier, layer_id layer) override {
+        const estimate & e    = experts_[id];
+        double           uses = later_weight_ * e.expected + e.later;
+        if (id.layer > layer) {
+            uses += now_weight_ * e.expected + e.now;
+        }
+        return uses * share(e, tier);
+    }
 
   private:
     struct estimate {
@@ -63,14 +106,124 @@ class echo_policy : public cache_policy {
 
     bool runs(const sequence & s) const { return s.last_batch == n_batches_ && s.token != token_memory::none; }
 
-    sequence & find(uint32_t number);
-    void       begin_batch();
-    void       begin_token(sequence & s);
-    void       count(const expert_usage & use);
-    void       look_ahead(const sequence & s);
-    double     share(const estimate & e, tier_id tier) const;
+    sequence & find(uint32_t number) {
+        const auto [at, is_new] = sequences_.try_emplace(number);
+        if (is_new) {
+            const std::vector<float> none(n_remembered, 0.0f);
+            at->second = { n_batches_, token_memory::none, none, none };
+        }
+        return at->second;
+    }
 
-    std::vector<neighbour> find_similar(const std::vector<float> & scores, uint64_t except) const;
+    void begin_batch() {
+        in_layers_    = false;
+        batch_tokens_ = 0;
+        n_batches_++;
+        for (auto s = sequences_.begin(); s != sequences_.end();) {
+            s = n_batches_ - s->second.last_batch > n_idle_max ? sequences_.erase(s) : std::next(s);
+        }
+        for (estimate & e : experts_) {
+            e.now = e.later = 0.0f;
+        }
+        now_weight_   = 0.0;
+        later_weight_ = 0.0;
+        batch_first_  = memory_.last();
+    }
+
+    // The token before is complete: its similarities become the past of the next one.
+    void begin_token(sequence & s) {
+        const bool         follows = memory_.remembers(s.token);
+        std::vector<float> past(n_remembered, 0.0f);
+        for (uint64_t token = memory_.first(); follows && token < memory_.last(); token++) {
+            const uint64_t before     = memory_.before(token);
+            past[memory_.slot(token)] = s.similar[memory_.slot(token)] / float(n_layers_);
+            if (before != token_memory::none) {
+                past[memory_.slot(token)] += float(past_retention) * s.past[memory_.slot(before)];
+            }
+        }
+        s.past           = past;
+        s.token          = memory_.add(follows ? s.token : token_memory::none);
+        const uint32_t n = memory_.slot(s.token);
+        for (auto & [number, other] : sequences_) {
+            other.similar[n] = other.past[n] = 0.0f; // the slot's old token is forgotten
+        }
+        std::fill(s.similar.begin(), s.similar.end(), 0.0f);
+    }
+
+    void count(const expert_usage & use) {
+        const uint32_t n        = std::max(batch_tokens_, 1u);
+        const double   relative = use.weight / use.n_tokens * use.n_used;
+        const double   counts   = use.n_tokens * std::pow(std::max(relative, 0.0), weight_power) / n;
+        double         kept[n_rates];
+        for (uint32_t r = 0; r < n_rates; r++) {
+            kept[r] = std::pow(retention[r], n);
+        }
+        for (uint32_t i = 0; i < n_experts_ && counted_[use.id.layer] != n_batches_; i++) {
+            estimate & e = experts_[{ use.id.layer, i }];
+            for (uint32_t r = 0; r < n_rates; r++) {
+                e.rates[r] *= float(kept[r]);
+            }
+            e.add_up();
+        }
+        counted_[use.id.layer] = n_batches_;
+        estimate & used        = experts_[use.id];
+        for (uint32_t r = 0; r < n_rates; r++) {
+            used.rates[r] += float((1 - kept[r]) * counts);
+        }
+        used.add_up();
+        used.low_share += float(low_learning) * ((use.tier == tier_id::low ? 1.0f : 0.0f) - used.low_share);
+    }
+
+    // Adds what followed the tokens that are similar to the one before: first the counterpart of this token, then those
+    // after it.
+    void look_ahead(const sequence & s) {
+        const uint64_t before = memory_.before(s.token);
+        if (before == token_memory::none) {
+            return;
+        }
+        for (const neighbour & other : find_similar(s.past, before)) {
+            uint64_t token = memory_.after(other.second);
+            double   trust = other.first;
+            for (int ahead = 0; ahead <= n_ahead && token < batch_first_; ahead++) {
+                const auto uses    = ahead == 0 ? &estimate::now : &estimate::later;
+                auto &     weight  = ahead == 0 ? now_weight_ : later_weight_;
+                weight            -= trust;
+                memory_.visit_uses(token, [&](expert_id id) { experts_[id].*uses += float(trust); });
+                token  = memory_.after(token);
+                trust *= discount * trust_retention;
+            }
+        }
+    }
+
+    // Share of the uses that the pool serves.
+    double share(const estimate & e, tier_id tier) const {
+        return tier == tier_id::low ? e.low_share : 1 - (1 - low_worth) * e.low_share;
+    }
+
+    // The complete tokens with the highest scores, without `except`.
+    std::vector<neighbour> find_similar(const std::vector<float> & scores, uint64_t except) const {
+        std::vector<neighbour> found;
+        for (uint64_t token = memory_.first(); token < batch_first_; token++) {
+            if (token != except) {
+                found.push_back({ sharpness * scores[memory_.slot(token)], token });
+            }
+        }
+        const auto better = [](const neighbour & a, const neighbour & b) { return a > b; };
+        const auto n      = std::min(found.size(), n_similar);
+        std::partial_sort(found.begin(), found.begin() + ptrdiff_t(n), found.end(), better);
+        found.resize(n);
+        const double unlike = sharpness * prior_similarity;
+        const double most   = n > 0 ? std::max(found[0].first, unlike) : unlike;
+        double       sum    = std::exp(unlike - most);
+        for (neighbour & other : found) {
+            other.first  = std::exp(other.first - most);
+            sum         += other.first;
+        }
+        for (neighbour & other : found) {
+            other.first /= sum;
+        }
+        return found;
+    }
 
     const uint32_t n_layers_;
     const uint32_t n_experts_;
@@ -87,175 +240,6 @@ class echo_policy : public cache_policy {
     double                now_weight_   = 0.0;  // weight of the expected rate in this token
     double                later_weight_ = 0.0;  // weight of the expected rate after this token
 };
-
-echo_policy::echo_policy(const policy_options & options) :
-    n_layers_(options.n_layers),
-    n_experts_(options.n_experts),
-    memory_(options.n_layers, options.n_experts, options.n_used, n_remembered),
-    experts_(options.table<estimate>()),
-    counted_(options.n_layers, 0) {
-    for (size_t i = 0; i < options.prior.size(); i++) {
-        const expert_id id = options.prior.id(i);
-        std::fill(experts_[id].rates, experts_[id].rates + n_rates, options.prior[id]);
-        experts_[id].add_up();
-    }
-}
-
-void echo_policy::begin_tokens(uint32_t number, uint32_t n) {
-    if (in_layers_) {
-        begin_batch();
-    }
-    batch_tokens_ += n;
-    now_weight_   += 1;
-    later_weight_ += discount / (1 - discount);
-    sequence & s   = find(number);
-    s.last_batch   = n_batches_;
-    if (n == 1) {
-        begin_token(s);
-        look_ahead(s);
-    } else {
-        s.token = token_memory::none;
-    }
-}
-
-void echo_policy::begin_batch() {
-    in_layers_    = false;
-    batch_tokens_ = 0;
-    n_batches_++;
-    for (auto s = sequences_.begin(); s != sequences_.end();) {
-        s = n_batches_ - s->second.last_batch > n_idle_max ? sequences_.erase(s) : std::next(s);
-    }
-    for (estimate & e : experts_) {
-        e.now = e.later = 0.0f;
-    }
-    now_weight_   = 0.0;
-    later_weight_ = 0.0;
-    batch_first_  = memory_.last();
-}
-
-echo_policy::sequence & echo_policy::find(uint32_t number) {
-    const auto [at, is_new] = sequences_.try_emplace(number);
-    if (is_new) {
-        const std::vector<float> none(n_remembered, 0.0f);
-        at->second = { n_batches_, token_memory::none, none, none };
-    }
-    return at->second;
-}
-
-// The token before is complete: its similarities become the past of the next one.
-void echo_policy::begin_token(sequence & s) {
-    const bool         follows = memory_.remembers(s.token);
-    std::vector<float> past(n_remembered, 0.0f);
-    for (uint64_t token = memory_.first(); follows && token < memory_.last(); token++) {
-        const uint64_t before     = memory_.before(token);
-        past[memory_.slot(token)] = s.similar[memory_.slot(token)] / float(n_layers_);
-        if (before != token_memory::none) {
-            past[memory_.slot(token)] += float(past_retention) * s.past[memory_.slot(before)];
-        }
-    }
-    s.past           = past;
-    s.token          = memory_.add(follows ? s.token : token_memory::none);
-    const uint32_t n = memory_.slot(s.token);
-    for (auto & [number, other] : sequences_) {
-        other.similar[n] = other.past[n] = 0.0f; // the slot's old token is forgotten
-    }
-    std::fill(s.similar.begin(), s.similar.end(), 0.0f);
-}
-
-// The complete tokens with the highest scores, without `except`.
-std::vector<echo_policy::neighbour> echo_policy::find_similar(const std::vector<float> & scores,
-                                                              uint64_t                   except) const {
-    std::vector<neighbour> found;
-    for (uint64_t token = memory_.first(); token < batch_first_; token++) {
-        if (token != except) {
-            found.push_back({ sharpness * scores[memory_.slot(token)], token });
-        }
-    }
-    const auto better = [](const neighbour & a, const neighbour & b) { return a > b; };
-    const auto n      = std::min(found.size(), n_similar);
-    std::partial_sort(found.begin(), found.begin() + ptrdiff_t(n), found.end(), better);
-    found.resize(n);
-    const double unlike = sharpness * prior_similarity;
-    const double most   = n > 0 ? std::max(found[0].first, unlike) : unlike;
-    double       sum    = std::exp(unlike - most);
-    for (neighbour & other : found) {
-        other.first  = std::exp(other.first - most);
-        sum         += other.first;
-    }
-    for (neighbour & other : found) {
-        other.first /= sum;
-    }
-    return found;
-}
-
-// Adds what followed the tokens that are similar to the one before: first the counterpart of this token, then those
-// after it.
-void echo_policy::look_ahead(const sequence & s) {
-    const uint64_t before = memory_.before(s.token);
-    if (before == token_memory::none) {
-        return;
-    }
-    for (const neighbour & other : find_similar(s.past, before)) {
-        uint64_t token = memory_.after(other.second);
-        double   trust = other.first;
-        for (int ahead = 0; ahead <= n_ahead && token < batch_first_; ahead++) {
-            const auto uses    = ahead == 0 ? &estimate::now : &estimate::later;
-            auto &     weight  = ahead == 0 ? now_weight_ : later_weight_;
-            weight            -= trust;
-            memory_.visit_uses(token, [&](expert_id id) { experts_[id].*uses += float(trust); });
-            token  = memory_.after(token);
-            trust *= discount * trust_retention;
-        }
-    }
-}
-
-void echo_policy::on_use(const expert_usage & use) {
-    in_layers_ = true;
-    count(use);
-    sequence & s = find(use.sequence);
-    if (runs(s)) {
-        memory_.add_similarity(use.id, use.weight, s.similar);
-        memory_.use(s.token, use.id, use.weight);
-    }
-}
-
-void echo_policy::count(const expert_usage & use) {
-    const uint32_t n        = std::max(batch_tokens_, 1u);
-    const double   relative = use.weight / use.n_tokens * use.n_used;
-    const double   counts   = use.n_tokens * std::pow(std::max(relative, 0.0), weight_power) / n;
-    double         kept[n_rates];
-    for (uint32_t r = 0; r < n_rates; r++) {
-        kept[r] = std::pow(retention[r], n);
-    }
-    for (uint32_t i = 0; i < n_experts_ && counted_[use.id.layer] != n_batches_; i++) {
-        estimate & e = experts_[{ use.id.layer, i }];
-        for (uint32_t r = 0; r < n_rates; r++) {
-            e.rates[r] *= float(kept[r]);
-        }
-        e.add_up();
-    }
-    counted_[use.id.layer] = n_batches_;
-    estimate & used        = experts_[use.id];
-    for (uint32_t r = 0; r < n_rates; r++) {
-        used.rates[r] += float((1 - kept[r]) * counts);
-    }
-    used.add_up();
-    used.low_share += float(low_learning) * ((use.tier == tier_id::low ? 1.0f : 0.0f) - used.low_share);
-}
-
-// Share of the uses that the pool serves.
-double echo_policy::share(const estimate & e, tier_id tier) const {
-    return tier == tier_id::low ? e.low_share : 1 - (1 - low_worth) * e.low_share;
-}
-
-double echo_policy::value(expert_id id, tier_id tier, layer_id layer) {
-    const estimate & e    = experts_[id];
-    double           uses = later_weight_ * e.expected + e.later;
-    if (id.layer > layer) {
-        uses += now_weight_ * e.expected + e.now;
-    }
-    return uses * share(e, tier);
-}
 
 const auto registered = registered_policy::of<echo_policy>("echo");
 

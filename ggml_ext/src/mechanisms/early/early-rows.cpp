@@ -26,20 +26,82 @@ namespace {
 class section_copy {
   public:
     // Null if the section reads more than one row of input.
-    static std::unique_ptr<section_copy> make(const layer_section & section);
+    static std::unique_ptr<section_copy> make(const layer_section & section) {
+        std::unique_ptr<section_copy> made(new section_copy(section));
+        const ggml_tensor *           input = made->input_;
+        const bool                    is_row =
+            made->n_inputs_ == 1 && input->type == GGML_TYPE_F32 && ggml_nrows(input) == 1 && ggml_is_contiguous(input);
+        return is_row ? std::move(made) : nullptr;
+    }
 
     const ggml_tensor * input() const { return input_; }
 
     layer_section section() const { return { graph_, 0, ggml_graph_n_nodes(graph_) }; }
 
   private:
-    explicit section_copy(const layer_section & section);
+    explicit section_copy(const layer_section & section) {
+        const size_t n = size_t(section.end - section.first);
+        ctx_.reset(ggml_init({ 3 * n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr,
+                               /* .no_alloc = */ true }));
+        graph_ = ggml_new_graph_custom(ctx_.get(), n, false);
+        for (int i = section.first; i < section.end; i++) {
+            copies_[ggml_graph_node(section.graph, i)] = nullptr;
+        }
+        for (int i = section.first; i < section.end; i++) {
+            ggml_graph_add_node(graph_, copy(ggml_graph_node(section.graph, i)));
+        }
+    }
 
-    ggml_tensor * duplicate(const ggml_tensor * t);
-    ggml_tensor * copy(const ggml_tensor * node);
-    ggml_tensor * weights(const ggml_tensor * t);
-    ggml_tensor * ids(const ggml_tensor * t);
-    ggml_tensor * source(const ggml_tensor * t);
+    ggml_tensor * duplicate(const ggml_tensor * t) {
+        ggml_tensor * same = ggml_new_tensor(ctx_.get(), t->type, GGML_MAX_DIMS, t->ne);
+        std::memcpy(same->nb, t->nb, sizeof(same->nb));
+        return copies_[t] = same;
+    }
+
+    ggml_tensor * copy(const ggml_tensor * node) {
+        if (copies_[node]) {
+            return copies_[node];
+        }
+        ggml_tensor * same = duplicate(node);
+        same->op           = node->op;
+        same->flags        = node->flags;
+        std::memcpy(same->op_params, node->op_params, sizeof(same->op_params));
+        if (node->view_src) {
+            same->view_src  = source(node->view_src);
+            same->view_offs = node->view_offs;
+        }
+        const bool is_matmul = node->op == GGML_OP_MUL_MAT_ID;
+        const bool is_bias   = node->op == GGML_OP_ADD_ID;
+        for (int i = 0; i < (is_matmul ? 3 : GGML_MAX_SRC); i++) {
+            if (is_matmul && i == 0) {
+                same->src[i] = weights(node->src[i]);
+            } else if (is_bias && i == 1) {
+                same->src[i] = node->src[i]; // the model's
+            } else if (node->src[i]) {
+                same->src[i] = (is_matmul || is_bias) && i == 2 ? ids(node->src[i]) : source(node->src[i]);
+            }
+        }
+        return same;
+    }
+
+    // The copy has no buffer: its `extra` names layer and part.
+    ggml_tensor * weights(const ggml_tensor * t) {
+        ggml_tensor * same = duplicate(t);
+        same->extra        = t->extra;
+        return same;
+    }
+
+    // The experts that compute are set anew each time.
+    ggml_tensor * ids(const ggml_tensor * t) { return copies_.count(t) > 0 ? copies_[t] : duplicate(t); }
+
+    ggml_tensor * source(const ggml_tensor * t) {
+        const auto found = copies_.find(t);
+        if (found != copies_.end()) {
+            return found->second ? found->second : copy(t);
+        }
+        n_inputs_++;
+        return input_ = duplicate(t);
+    }
 
     ggml_context_ptr ctx_;
     ggml_cgraph *    graph_;
@@ -48,84 +110,6 @@ class section_copy {
 
     std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]; null: of the section, not copied yet
 };
-
-} // namespace
-
-section_copy::section_copy(const layer_section & section) {
-    const size_t n = size_t(section.end - section.first);
-    ctx_.reset(ggml_init({ 3 * n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr,
-                           /* .no_alloc = */ true }));
-    graph_ = ggml_new_graph_custom(ctx_.get(), n, false);
-    for (int i = section.first; i < section.end; i++) {
-        copies_[ggml_graph_node(section.graph, i)] = nullptr;
-    }
-    for (int i = section.first; i < section.end; i++) {
-        ggml_graph_add_node(graph_, copy(ggml_graph_node(section.graph, i)));
-    }
-}
-
-std::unique_ptr<section_copy> section_copy::make(const layer_section & section) {
-    std::unique_ptr<section_copy> made(new section_copy(section));
-    const ggml_tensor *           input = made->input_;
-    const bool                    is_row =
-        made->n_inputs_ == 1 && input->type == GGML_TYPE_F32 && ggml_nrows(input) == 1 && ggml_is_contiguous(input);
-    return is_row ? std::move(made) : nullptr;
-}
-
-ggml_tensor * section_copy::duplicate(const ggml_tensor * t) {
-    ggml_tensor * same = ggml_new_tensor(ctx_.get(), t->type, GGML_MAX_DIMS, t->ne);
-    std::memcpy(same->nb, t->nb, sizeof(same->nb));
-    return copies_[t] = same;
-}
-
-ggml_tensor * section_copy::copy(const ggml_tensor * node) {
-    if (copies_[node]) {
-        return copies_[node];
-    }
-    ggml_tensor * same = duplicate(node);
-    same->op           = node->op;
-    same->flags        = node->flags;
-    std::memcpy(same->op_params, node->op_params, sizeof(same->op_params));
-    if (node->view_src) {
-        same->view_src  = source(node->view_src);
-        same->view_offs = node->view_offs;
-    }
-    const bool is_matmul = node->op == GGML_OP_MUL_MAT_ID;
-    const bool is_bias   = node->op == GGML_OP_ADD_ID;
-    for (int i = 0; i < (is_matmul ? 3 : GGML_MAX_SRC); i++) {
-        if (is_matmul && i == 0) {
-            same->src[i] = weights(node->src[i]);
-        } else if (is_bias && i == 1) {
-            same->src[i] = node->src[i]; // the model's
-        } else if (node->src[i]) {
-            same->src[i] = (is_matmul || is_bias) && i == 2 ? ids(node->src[i]) : source(node->src[i]);
-        }
-    }
-    return same;
-}
-
-// The copy has no buffer: its `extra` names layer and part.
-ggml_tensor * section_copy::weights(const ggml_tensor * t) {
-    ggml_tensor * same = duplicate(t);
-    same->extra        = t->extra;
-    return same;
-}
-
-// The experts that compute are set anew each time.
-ggml_tensor * section_copy::ids(const ggml_tensor * t) {
-    return copies_.count(t) > 0 ? copies_[t] : duplicate(t);
-}
-
-ggml_tensor * section_copy::source(const ggml_tensor * t) {
-    const auto found = copies_.find(t);
-    if (found != copies_.end()) {
-        return found->second ? found->second : copy(t);
-    }
-    n_inputs_++;
-    return input_ = duplicate(t);
-}
-
-namespace {
 
 // DAOP's pre-calculation (DATE 2025, section IV-C). While a layer runs for a single token, a thread computes the
 // experts that the next layer is predicted to use and that host memory has and the device lacks. Their input is the
@@ -136,10 +120,32 @@ namespace {
 class early_rows final : public layer_hooks, public ready_rows {
   public:
     // REQUIRES: the parts have a host cache, a predictor and a share, which then takes rows from here
-    explicit early_rows(const hook_parts & parts);
-    ~early_rows() override;
+    explicit early_rows(const hook_parts & parts) :
+        parts_(parts),
+        first_(layer_id(uint32_t(early_from_setting.of(parts.settings)))),
+        cpu_(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)),
+        rows_(parts.index, *parts.host),
+        sections_(parts.index.n_layers()) {
+        thread_ = std::thread([this] { work(); });
+        parts_.share->take_from(this);
+    }
 
-    void             learn(const layer_section & section, layer_id layer) override;
+    ~early_rows() override {
+        parts_.share->take_from(nullptr);
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            is_ended_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+    void learn(const layer_section & section, layer_id layer) override {
+        if (!sections_[layer]) {
+            sections_[layer] = section_copy::make(section);
+        }
+    }
+
     const cpu_rows * rows() override { return is_ready_ ? &rows_ : nullptr; }
     void             took(size_t n_uses) override { parts_.counters.of(selections_early) += n_uses; }
 
@@ -147,16 +153,130 @@ class early_rows final : public layer_hooks, public ready_rows {
     status on_routing(const routed_layer &) override { return finish(); }
 
     // Predicts the next layer and begins to compute, once for each running layer.
-    status before_rest(const routed_layer & layer) override;
+    status before_rest(const routed_layer & layer) override {
+        const ggml_tensor * router_input = layer.router_input;
+        if (is_started_) { // in another section of the layer
+            return {};
+        }
+        is_ready_       = false;
+        const auto next = layer_id(layer.routing.layer + 1);
+        if (layer.routing.n_tokens != 1 || layer.batch.pass() == batch_pass::second || next < first_ ||
+            next >= sections_.size() || !sections_[next] || !router_input || !parts_.ahead->accepts(router_input)) {
+            return {};
+        }
+        const section_copy & copy = *sections_[next];
+        const ggml_tensor *  read = ggml_graph_node(layer.graph, layer.first)->src[1];
+        if (ggml_nbytes(router_input) != ggml_nbytes(copy.input()) || ggml_nbytes(read) != ggml_nbytes(router_input)) {
+            return {};
+        }
+        set_n_threads(layer.cpu);
+        HOBBIT_TRY(cpu_.open());
+        HOBBIT_TRY(choose(layer));
+        if (uses_.empty()) {
+            return {};
+        }
+        std::vector<const planned_use *> uses;
+        for (const planned_use & use : uses_) {
+            uses.push_back(&use);
+        }
+        const std::vector<const char *> inputs = layer.device.read({ router_input, read });
+        const char *                    bytes  = inputs.front();
+        if (std::memcmp(bytes, inputs.back(), ggml_nbytes(read)) !=
+            0) { // the experts do not read what their router reads
+            release();
+            return {};
+        }
+        const host_copy input = { copy.input(), { bytes, bytes + ggml_nbytes(router_input) } };
+        rows_.begin(copy.section(), predictions_.front(), uses, input, layer.device);
+        const status s = rows_.begin_next(cpu_.inner());
+        if (!s.ok()) {
+            release();
+            return s;
+        }
+        is_started_ = true;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            is_due_ = true;
+        }
+        changed_.notify_all();
+        return {};
+    }
 
     void abandon() override { finish(); } // its error, if any, is of no use now
 
   private:
-    status finish();
-    status choose(const routed_layer & layer);
-    void   set_n_threads(const inner_graph * cpu);
-    void   release();
-    void   work();
+    status finish() {
+        if (!is_started_) {
+            return {};
+        }
+        is_started_ = false;
+        status s;
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            changed_.wait(lock, [&] { return !is_due_; });
+            s = result_;
+        }
+        release();
+        if (s.ok()) {
+            rows_.end_next();
+            is_ready_ = true;
+        }
+        return s;
+    }
+
+    // Pins the predicted experts that host memory alone has.
+    status choose(const routed_layer & layer) {
+        HOBBIT_TRY(parts_.ahead->predict(layer.routing, 1, layer.router_input, layer.device.backend(), predictions_));
+        if (predictions_.empty()) {
+            return {};
+        }
+        const layer_routing & next  = predictions_.front();
+        const part_set        parts = parts_.index.layer(next.layer).parts;
+        const expert_cache &  host  = *parts_.host;
+        for (int32_t i = 0; i < int32_t(next.experts.size()); i++) {
+            const expert_id id = { next.layer, uint32_t(next.experts[size_t(i)]) };
+            if (!parts_.cache.holds(id, tier_id::high, parts) && host.holds(id, tier_id::high, parts) &&
+                host.arrived(id, tier_id::high, parts) && parts_.host->acquire(id, tier_id::high)) {
+                uses_.push_back({ id, tier_id::high, { i } });
+            }
+        }
+        return {};
+    }
+
+    // Half of the threads that compute the CPU's share: the others compute the running layer.
+    void set_n_threads(const inner_graph * cpu) {
+        if (cpu && cpu->n_threads() > 0) {
+            cpu_.set_n_threads(std::max(1, cpu->n_threads() / 2));
+        }
+    }
+
+    void release() {
+        for (const planned_use & use : uses_) {
+            parts_.host->release(use.id, use.tier);
+        }
+        uses_.clear();
+    }
+
+    void work() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (true) {
+            changed_.wait(lock, [&] { return is_due_ || is_ended_; });
+            if (is_ended_) {
+                return;
+            }
+            lock.unlock();
+            status s;
+            try {
+                s = cpu_.inner().compute();
+            } catch (const std::exception & e) {
+                s = error_of(e, no_memory_);
+            }
+            lock.lock();
+            result_ = s;
+            is_due_ = false;
+            changed_.notify_all();
+        }
+    }
 
     const hook_parts parts_;
     const layer_id   first_; // layers before it keep to their own router
@@ -179,153 +299,6 @@ class early_rows final : public layer_hooks, public ready_rows {
 };
 
 } // namespace
-
-early_rows::early_rows(const hook_parts & parts) :
-    parts_(parts),
-    first_(layer_id(uint32_t(early_from_setting.of(parts.settings)))),
-    cpu_(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)),
-    rows_(parts.index, *parts.host),
-    sections_(parts.index.n_layers()) {
-    thread_ = std::thread([this] { work(); });
-    parts_.share->take_from(this);
-}
-
-early_rows::~early_rows() {
-    parts_.share->take_from(nullptr);
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        is_ended_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-}
-
-void early_rows::work() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (true) {
-        changed_.wait(lock, [&] { return is_due_ || is_ended_; });
-        if (is_ended_) {
-            return;
-        }
-        lock.unlock();
-        status s;
-        try {
-            s = cpu_.inner().compute();
-        } catch (const std::exception & e) {
-            s = error_of(e, no_memory_);
-        }
-        lock.lock();
-        result_ = s;
-        is_due_ = false;
-        changed_.notify_all();
-    }
-}
-
-void early_rows::learn(const layer_section & section, layer_id layer) {
-    if (!sections_[layer]) {
-        sections_[layer] = section_copy::make(section);
-    }
-}
-
-// Half of the threads that compute the CPU's share: the others compute the running layer.
-void early_rows::set_n_threads(const inner_graph * cpu) {
-    if (cpu && cpu->n_threads() > 0) {
-        cpu_.set_n_threads(std::max(1, cpu->n_threads() / 2));
-    }
-}
-
-// Pins the predicted experts that host memory alone has.
-status early_rows::choose(const routed_layer & layer) {
-    HOBBIT_TRY(parts_.ahead->predict(layer.routing, 1, layer.router_input, layer.device.backend(), predictions_));
-    if (predictions_.empty()) {
-        return {};
-    }
-    const layer_routing & next  = predictions_.front();
-    const part_set        parts = parts_.index.layer(next.layer).parts;
-    const expert_cache &  host  = *parts_.host;
-    for (int32_t i = 0; i < int32_t(next.experts.size()); i++) {
-        const expert_id id = { next.layer, uint32_t(next.experts[size_t(i)]) };
-        if (!parts_.cache.holds(id, tier_id::high, parts) && host.holds(id, tier_id::high, parts) &&
-            host.arrived(id, tier_id::high, parts) && parts_.host->acquire(id, tier_id::high)) {
-            uses_.push_back({ id, tier_id::high, { i } });
-        }
-    }
-    return {};
-}
-
-status early_rows::before_rest(const routed_layer & layer) {
-    const ggml_tensor * router_input = layer.router_input;
-    if (is_started_) { // in another section of the layer
-        return {};
-    }
-    is_ready_       = false;
-    const auto next = layer_id(layer.routing.layer + 1);
-    if (layer.routing.n_tokens != 1 || layer.batch.pass() == batch_pass::second || next < first_ ||
-        next >= sections_.size() || !sections_[next] || !router_input || !parts_.ahead->accepts(router_input)) {
-        return {};
-    }
-    const section_copy & copy = *sections_[next];
-    const ggml_tensor *  read = ggml_graph_node(layer.graph, layer.first)->src[1];
-    if (ggml_nbytes(router_input) != ggml_nbytes(copy.input()) || ggml_nbytes(read) != ggml_nbytes(router_input)) {
-        return {};
-    }
-    set_n_threads(layer.cpu);
-    HOBBIT_TRY(cpu_.open());
-    HOBBIT_TRY(choose(layer));
-    if (uses_.empty()) {
-        return {};
-    }
-    std::vector<const planned_use *> uses;
-    for (const planned_use & use : uses_) {
-        uses.push_back(&use);
-    }
-    const std::vector<const char *> inputs = layer.device.read({ router_input, read });
-    const char *                    bytes  = inputs.front();
-    if (std::memcmp(bytes, inputs.back(), ggml_nbytes(read)) != 0) { // the experts do not read what their router reads
-        release();
-        return {};
-    }
-    const host_copy input = { copy.input(), { bytes, bytes + ggml_nbytes(router_input) } };
-    rows_.begin(copy.section(), predictions_.front(), uses, input, layer.device);
-    const status s = rows_.begin_next(cpu_.inner());
-    if (!s.ok()) {
-        release();
-        return s;
-    }
-    is_started_ = true;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        is_due_ = true;
-    }
-    changed_.notify_all();
-    return {};
-}
-
-status early_rows::finish() {
-    if (!is_started_) {
-        return {};
-    }
-    is_started_ = false;
-    status s;
-    {
-        std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait(lock, [&] { return !is_due_; });
-        s = result_;
-    }
-    release();
-    if (s.ok()) {
-        rows_.end_next();
-        is_ready_ = true;
-    }
-    return s;
-}
-
-void early_rows::release() {
-    for (const planned_use & use : uses_) {
-        parts_.host->release(use.id, use.tier);
-    }
-    uses_.clear();
-}
 
 static const registered_hooks maker("early", [](const hook_parts & parts) -> std::unique_ptr<layer_hooks> {
     const bool is_on = early_setting.of(parts.settings) != 0;
