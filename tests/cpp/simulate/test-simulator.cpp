@@ -435,7 +435,7 @@ TEST_CASE("layers use different numbers of experts") {
         hobbit_simulation o = options(policy, 2, 3, 2, 6);
         CHECK(contains(refusal(routes, o), "has 1 routes in a layer, not 2"));
         o.n_used_by_layer = n_used;
-        set(o, "hobbit.predictor", "paths");
+        set(o, "hobbit.predictor", "repeat");
         const auto result = run(routes, o);
         CHECK(result.misses_high == 4);
         CHECK(result.hits_high == 5);
