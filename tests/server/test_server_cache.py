@@ -4,14 +4,20 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import models
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from servers import LONG, PROMPT, Server, serving, streaming
 
+from pyhobbit._tables import COUNTERS
+from pyhobbit.cli import bench, top
+from pyhobbit.engine.stats import CacheStats, rates
+from pyhobbit.native.machine import Disk
 from pyhobbit.quality.calibration import calibrate
-from pyhobbit.settings.config import CalibrationConfig, EngineConfig
+from pyhobbit.settings.config import CalibrationConfig, EngineConfig, format_size
 
 TESTS = Path(__file__).resolve().parent.parent
 BY_REQUEST = ("selections_high", "selections_low", "selections_skipped", "prefetched_used")
@@ -63,6 +69,30 @@ def test_json_and_prometheus_agree(server: Server) -> None:
         assert len(cache[f"{key}_by_layer"]) == cache["n_layers"]
         assert all(cache[f"{key}_by_layer"])
         assert sum(cache[f"{key}_by_layer"]) == cache[f"{key}_high"] + cache[f"{key}_low"]
+
+
+def test_all_that_tell_of_a_run_tell_the_same(server: Server) -> None:
+    """The figures of /hobbit, of top's screen, stats() and bench, from the counters of one run."""
+    before = server.cache()
+    server.complete(n=8)
+    after = server.cache()
+    told = SimpleNamespace(**after["rates"])
+    found = rates(before, after, 8 / told.tokens_per_s, after["n_token_uses"])
+    names = {each.name for each in COUNTERS}
+    run = CacheStats(**{name: after[name] for name in names}).since(
+        CacheStats(**{name: before[name] for name in names})
+    )
+    step: Any = SimpleNamespace(decode_s=8 / told.tokens_per_s, cache=run)
+    measured = bench.decoding([step], Disk(bytes_per_s=1, read_bytes=1, n_threads=1, direct=True))
+    assert told.hit_rate == found.hit_rate == run.rates.hit_rate == measured["hit_rate"]
+    for name in ("hit_rate_high", "hit_rate_low", "high_share", "low_share", "skipped_share"):
+        assert getattr(told, name) == getattr(found, name) == getattr(run.rates, name)
+    assert measured["bytes_read"] == after["bytes_read"] - before["bytes_read"]
+    screen = "\n".join(top.lines(before, after, [told.tokens_per_s]))
+    assert f"token/s   {told.tokens_per_s:7.1f}" in screen
+    assert f"{told.hit_rate_high:.1%} hits" in screen
+    assert f"{told.high_share:.0%} high, {told.low_share:.0%} low, {told.skipped_share:.0%} skipped" in screen
+    assert f"{format_size(told.bytes_read_per_token)} per token" in screen
 
 
 def test_counters_of_a_server_add_up(tiny_gguf: Path, tmp_path: Path) -> None:
