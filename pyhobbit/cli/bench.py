@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Measures how fast a model reads prompts and generates text on this machine.
 
-The table also shows how often experts were in memory, what was read from the disk, and the share of the roof:
-the speed that computing alone or the disk alone would allow, whichever is lower.
+The table also shows how often experts were in memory, what was read from the disk, and inspect's forecast.
 """
 
 import argparse
@@ -19,18 +18,19 @@ from pyhobbit.engine.stats import rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
+from pyhobbit.model.token_time import TokenTime
 from pyhobbit.settings.config import format_size
 from pyhobbit.settings.table import OPTIONS, Key
 
 # Modules that load the native libraries are imported when they are needed.
 if TYPE_CHECKING:
     from pyhobbit.engine.engine import Engine
-    from pyhobbit.engine.stats import Stats
+    from pyhobbit.engine.stats import ModelInfo, Stats
     from pyhobbit.native.machine import Disk
 
 _PROMPTS = (16, 128, 512)
 _DECODED, _WARM_UP = 64, 32
-_OF_CACHE = ("hit_rate", "bytes_read", "needed_bytes", "stall_share", "of_roof")
+_SHARES = ("stall_share", "high_share", "low_share")
 
 Figures = dict[str, float | None]
 """Figures by JSON key."""
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         lengths = [n for n in sorted(args.prompts) if args.prompts is not _PROMPTS or n <= most]
         for _ in range(args.reps):
             prompts.append([_read_prompt(engine, before + _cut(engine, next(texts), n)) for n in lengths])
-            decoded.append(decoding(_decode(engine, before, args.warm_up, args.tokens), disk))
+            decoded.append(decoding(_decode(engine, before, args.warm_up, args.tokens), info.cached))
         document = {
             "model": str(model),
             "description": info.description,
@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
             "load_s": engine.stats().load_s,
             "prompts": [_medians(each) for each in zip(*prompts, strict=True)],
             "decoding": _medians(decoded),
+            "forecast": _forecast(_medians(decoded), info, disk),
             "disk": None if disk is None else asdict(disk),
             "peak_rss_bytes": engine.stats().peak_rss_bytes,
         }
@@ -165,30 +166,33 @@ def _decode(engine: "Engine", text: str, n_warm_up: int, n_tokens: int) -> "list
     return steps[n_warm_up:]
 
 
-def decoding(steps: "Sequence[Stats]", disk: "Disk | None") -> Figures:
+def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
     """The figures of single tokens' counters. Bytes and seconds are means per token.
 
-    compute_s: the median, waits left out.  needed_bytes: read without those prefetched in vain.
-    of_roof: share of the speed that computing alone or the disk alone allows, whichever is lower.
-    disk: None without a cache of experts; its figures are None then.
+    compute_s: the median, waits left out.  cached: without a cache of experts its figures are None.
     """
     n, seconds = len(steps), sum(step.decode_s for step in steps)
     compute_s = median(step.decode_s - step.cache.stall_s for step in steps)
     found: Figures = {"n_tokens": n, "tokens_per_second": n / seconds, "compute_s": compute_s}
-    if disk is None:
-        return found | dict.fromkeys(_OF_CACHE)
-
+    if not cached:
+        return found | dict.fromkeys(("hit_rate", "bytes_read", *_SHARES))
     total = {each.name: sum(getattr(step.cache, each.name) for step in steps) for each in COUNTERS}
     shares = rates({}, total, seconds, 0)
-    in_vain = 1 - total["prefetched_used"] / max(1, total["prefetched"])
-    needed = max(0.0, total["bytes_read"] - in_vain * total["bytes_prefetched"]) / n
     return found | {
         "hit_rate": 1.0 if shares.hit_rate is None else shares.hit_rate,
         "bytes_read": total["bytes_read"] / n,
-        "needed_bytes": needed,
-        "stall_share": shares.stall_share,
-        "of_roof": n / seconds * max(compute_s, needed / disk.bytes_per_s),
+        **{name: getattr(shares, name) for name in _SHARES},
     }
+
+
+def _forecast(found: Figures, info: "ModelInfo", disk: "Disk | None") -> dict[str, Any] | None:
+    """The model of the speed that pyhobbit inspect prints; None where it has none."""
+    if disk is None or info.on_device:
+        return None
+    high, low = found["high_share"] or 0, found["low_share"] or 0
+    used = high * info.token_bytes_high + low * info.token_bytes_low
+    time = TokenTime(found["compute_s"] or 0, used / disk.bytes_per_s)
+    return {"tokens_per_second": time.rate(info.pool_slots_high / info.n_high_experts), "fitted": str(time)}
 
 
 def _medians(rows: Sequence[dict[str, Any]]) -> Figures:
@@ -218,16 +222,12 @@ def table(document: dict[str, Any]) -> str:
         )
     found = document["decoding"]
     rows["decoding"] = f"{found['tokens_per_second']:.2f} token/s over {found['n_tokens']:g} tokens"
-    if found["of_roof"] is not None:
-        disk = document["disk"]
-        rows["hits"] = (
-            f"{found['hit_rate']:.1%} of the experts, {format_size(found['bytes_read'])} read per token"
-        )
+    if found["hit_rate"] is not None:
+        read = format_size(found["bytes_read"])
+        rows["hits"] = f"{found['hit_rate']:.1%} of the experts, {read} read per token"
         rows["waiting"] = f"{found['stall_share']:.0%} of the time for the disk"
-        rows["roof"] = (
-            f"{found['of_roof']:.0%} of what {1000 * found['compute_s']:.3g} ms of computing per token and "
-            f"{format_size(round(disk['bytes_per_s']))}/s of the disk allow"
-        )
+    if (forecast := document["forecast"]) is not None:
+        rows["forecast"] = f"{forecast['tokens_per_second']:.2f} token/s; a token takes {forecast['fitted']}"
     if "token_parts_s" in document:
         parts = document["token_parts_s"]
         each = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in parts.items())

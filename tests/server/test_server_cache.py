@@ -15,7 +15,6 @@ from servers import LONG, PROMPT, Server, serving, streaming
 from pyhobbit._tables import COUNTERS
 from pyhobbit.cli import bench, top
 from pyhobbit.engine.stats import CacheStats, rates
-from pyhobbit.native.machine import Disk
 from pyhobbit.quality.calibration import calibrate
 from pyhobbit.settings.config import CalibrationConfig, EngineConfig, format_size
 
@@ -83,7 +82,7 @@ def test_all_that_tell_of_a_run_tell_the_same(server: Server) -> None:
         CacheStats(**{name: before[name] for name in names})
     )
     step: Any = SimpleNamespace(decode_s=8 / told.tokens_per_s, cache=run)
-    measured = bench.decoding([step], Disk(bytes_per_s=1, read_bytes=1, n_threads=1, direct=True))
+    measured = bench.decoding([step], cached=True)
     assert told.hit_rate == found.hit_rate == run.rates.hit_rate == measured["hit_rate"]
     for name in ("hit_rate_high", "hit_rate_low", "high_share", "low_share", "skipped_share"):
         assert getattr(told, name) == getattr(found, name) == getattr(run.rates, name)
