@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Ideas for fewer bytes, tried in numpy before any is built.
 
-    python tests/carved_moe/ideas.py carved-f16.gguf --text unseen.txt
+    python tests/carved_moe/ideas.py carved-f16.gguf --text unseen.txt [--parts fewer low price]
 
 The carved model computes parts of a text with experts in several versions. A use of an expert gets the
 version with the least loss + price * bytes, as by the rule price: the loss is the squared weight by a cost of
@@ -25,9 +25,10 @@ from pyhobbit.settings.config import CacheConfig, EngineConfig
 
 HEADS, KV_HEADS, BASE, EPS = 9, 3, 100000.0, 1e-5
 PARTS = ("gate", "up", "down")
-N_CTX, N_CHUNKS, N_COSTS = 256, 4, 128  # tokens of a part, parts, tokens on which costs are measured
+N_COSTS = 128  # tokens on which costs are measured, at most
 SHARES = (0.25, 0.5)  # shares of all experts in the first version that memory holds
 LIMITS = (0.003, 0.01)  # nats
+PARTS_OF = ("fewer", "low", "price")  # of this script
 SKIP = -1
 Array = NDArray[Any]
 Decide = Callable[[int, Array], Array]
@@ -63,7 +64,7 @@ def two_bits(rows: Array) -> Array:
     """Rows by four levels at the least squared error: codes of their own beside those that were cut."""
     blocks = rows.reshape(-1, 32)
     best, error = np.zeros_like(blocks), np.full(len(blocks), np.inf)
-    for factor in np.linspace(0.4, 1.0, 13):
+    for factor in np.linspace(0.5, 1.0, 6):
         scale = (factor * np.abs(blocks).max(1, keepdims=True) / 1.5).astype(np.float16).astype(np.float32)
         found = (np.clip(np.floor(blocks / np.where(scale == 0, 1, scale)), -2, 1) + 0.5) * scale
         now = ((found - blocks) ** 2).sum(1)
@@ -194,9 +195,9 @@ class Found:
 class Trial:
     """One model on one text."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        with Evaluator(path, EngineConfig(CacheConfig(pools=200 << 20), N_CTX, n_threads=1)) as opened:
-            chunks, n = opened.chunks(text), N_CHUNKS + 1
+    def __init__(self, path: Path, text: str, n_ctx: int, n_chunks: int) -> None:
+        with Evaluator(path, EngineConfig(CacheConfig(pools=200 << 20), n_ctx, n_threads=1)) as opened:
+            chunks, n = opened.chunks(text), n_chunks + 1
             first, *self.chunks = (chunks[i * len(chunks) // n] for i in range(n))
             self.engine = opened.reference([first])[0]
         self.whole, self.cost_chunk = first, first[:N_COSTS]
@@ -312,7 +313,7 @@ def fewer_run(trial: Trial) -> None:
     references = trial.all_first(trial.chunks)
     print("\n| run | by the mass of | KL | total variation | changed, % |\n|---|---|---|---|---|")
     for n_run in (7, 6, 4):
-        for n_mass in sorted({n_run, n_run + 1, (n_run + 8) // 2, 8, 12}):
+        for n_mass in sorted({n_run, 8, 12}):
             moe.n_run, moe.n_mass = n_run, n_mass
             found = trial.measured(trial.chunks, references, lambda _n, weights: np.zeros(weights.shape, int))
             print(f"| {n_run} | {n_mass} | {_figures(found)} |", flush=True)
@@ -331,11 +332,11 @@ def all_low(trial: Trial) -> None:
         "\n| all experts in | beside | bits | KL | total variation | changed, % |\n|---|---|---|---|---|---|"
     )
     for first, versions in ((F16, (Q8, Q4)), (Q8, (Q8_CUT, Q4)), (Q4, (Q4_CUT, TWO))):
+        trial.moe.use([first])
+        references = trial.all_first(trial.chunks)
         for version in versions:
             trial.moe.use([first, version])
-            found = trial.measured(
-                trial.chunks, trial.all_first(trial.chunks), lambda _n, weights: np.ones(weights.shape, int)
-            )
+            found = trial.measured(trial.chunks, references, lambda _n, weights: np.ones(weights.shape, int))
             print(f"| {version.name} | {first.name} | {version.bits} | {_figures(found)} |", flush=True)
 
 
@@ -366,13 +367,18 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, help="the carved model in f16 alone")
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--ctx", type=int, default=256, help="tokens of a part (default: %(default)s)")
+    parser.add_argument("--chunks", type=int, default=4, help="parts (default: %(default)s)")
+    parser.add_argument("--parts", nargs="+", default=PARTS_OF, choices=PARTS_OF)
     args = parser.parse_args()
-    trial = Trial(args.model, args.text.read_text())
-    own = trial.moe.logits(trial.whole)[N_CTX // 2 : -1]
-    found = compare(trial.engine, own, np.asarray(trial.whole[N_CTX // 2 + 1 :]))
+    trial = Trial(args.model, args.text.read_text(), args.ctx, args.chunks)
+    own = trial.moe.logits(trial.whole)[args.ctx // 2 : -1]
+    found = compare(trial.engine, own, np.asarray(trial.whole[args.ctx // 2 + 1 :]))
     print(f"beside the engine's logits: KL {found.divergence.mean():.2g}", flush=True)
-    fewer_run(trial)
-    all_low(trial)
+    if "fewer" in args.parts:
+        fewer_run(trial)
+    if "low" in args.parts:
+        all_low(trial)
     sets = [
         [Q4, TWO],
         [Q4_BOTH, Q4_CUT],
@@ -382,7 +388,8 @@ def main() -> None:
         [F16, Q8, Q4],
         [Q8, Q4, TWO],
     ]
-    by_price(trial, sets)
+    if "price" in args.parts:
+        by_price(trial, sets)
 
 
 if __name__ == "__main__":
