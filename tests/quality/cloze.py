@@ -79,6 +79,8 @@ ARMS: Arms = {
 def of_text(tokens: Sequence[int], n: int) -> list[Task]:
     """n tasks from evenly spaced places of a text; wrong choices are the true ones of other places."""
     size, random = CONTEXT + CONTINUED, np.random.default_rng(0)
+    if len(tokens) < n * size:
+        raise SystemExit(f"the text has {len(tokens)} tokens, and {n} tasks need {n * size}")
     starts = [i * (len(tokens) - size) // n for i in range(n)]
     pieces = [tokens[start : start + size] for start in starts]
     ends = [tuple(piece[CONTEXT:]) for piece in pieces]
@@ -100,6 +102,8 @@ def of_user(session: Session, path: Path) -> list[Task]:
             for i, text in enumerate((line["context"], *line["choices"]))
         )
         found.append(Task(context, choices, line["right"]))
+        if not all([context, *choices]) or len(context) + max(map(len, choices)) > N_CTX:
+            raise SystemExit(f"task {len(found)} of {path} has an empty part, or more than {N_CTX} tokens")
     return found
 
 
@@ -173,6 +177,8 @@ def main() -> None:
     add("--pools", type=float, default=0.5, help="share of the experts in memory (default: %(default)s)")
     add("--arms", nargs="+", default=[*ARMS], choices=ARMS, help="beside all high")
     args = parser.parse_args()
+    if not (args.text or args.tasks):
+        parser.error("give --text or --tasks")
     model, *calibrated = args.model
     arms = [(name, model, ARMS[name]) for name in dict.fromkeys(["all high", *args.arms])]
     arms += [

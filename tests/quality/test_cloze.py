@@ -62,8 +62,10 @@ def test_own_tasks_are_lines_of_json(tmp_path: Path) -> None:
     file.write_text(json.dumps({"context": "def read_file(", "choices": ["path):\n", "0"], "right": 0}))
     with cloze.opened(models.tiny(), 0.5, cloze.HIGH) as session:
         (task,) = cloze.of_user(session, file)
-        found = cloze.answers(session, [task])
-    assert found.chosen.tolist() == [0]
+        assert cloze.answers(session, [task]).chosen.tolist() == [0]
+        file.write_text(json.dumps({"context": "x", "choices": ["y", ""], "right": 0}))
+        with pytest.raises(SystemExit, match=r"task 1 of .* has an empty part"):
+            cloze.of_user(session, file)
 
 
 def test_an_interval_is_of_paired_differences() -> None:
