@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Ideas for fewer bytes, tried in numpy before any is built.
+"""Ideas for fewer bytes, tried in numpy before any is built: docs/results/ideas-for-fewer-bytes.md.
 
     python tests/carved_moe/ideas.py carved-f16.gguf --text unseen.txt [--parts fewer low price]
 
