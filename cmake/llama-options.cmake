@@ -120,7 +120,7 @@ function(hobbit_add_cpu_files)
     string(REPLACE ";" " " names "${names}")
     hobbit_cpu_libraries(libraries)
     foreach(library IN LISTS libraries)
-        target_sources(${library} PRIVATE ${kernels} ${root}/llama_ext/cpu/plain-rows.cpp)
+        target_sources(${library} PRIVATE ${kernels} ${root}/llama_ext/cpu/plain-rows.cpp ${root}/llama_ext/cpu/attention.cpp)
         target_include_directories(${library} PRIVATE ${root}/llama_ext/cpu)
         set_source_files_properties(${root}/llama_ext/cpu/plain-rows.cpp TARGET_DIRECTORY ${library}
             PROPERTIES COMPILE_DEFINITIONS "PLAIN_KERNELS=${names}")
