@@ -198,15 +198,13 @@ class plain_rows : public ggml::cpu::extra_buffer_type, public ggml::cpu::tensor
             ggml_get_op_params_i32(op, 1) == GGML_HINT_SRC0_IS_HADAMARD) {
             return nullptr;
         }
-        const ggml_tensor & w = *op->src[0];
-        if (is_repacked(w)) {
-            return this;
-        }
+        const ggml_tensor &  w       = *op->src[0];
         const plain_kernel * kernel  = kernel_of(w, false);
+        const bool           is_key  = !has_ids && w.ne[2] != op->src[1]->ne[2]; // or a value: ggml is faster
         const int64_t        n_rows  = op->src[has_ids ? 2 : 1]->ne[1];
         const bool           is_ours = kernel ? has_ids || n_rows == 1 || n_rows >= kernel->least_rows
-                                              : n_rows == 1 && !ggml_is_numa(); // there, threads have rows of their own
-        return is_ours && (!w.buffer || ggml_backend_buffer_is_host(w.buffer)) ? this : nullptr;
+                                              : n_rows == 1 && !is_key && !ggml_is_numa(); // there, threads have own rows
+        return is_repacked(w) || (is_ours && (!w.buffer || ggml_backend_buffer_is_host(w.buffer))) ? this : nullptr;
     }
 
     bool work_size(int, const ggml_tensor * op, size_t & size) override {

@@ -162,13 +162,13 @@ TEST_CASE("matrices that several rows share, and rows that lie apart") {
             ggml_tensor *   x    = ggml_view_4d(op.ctx.get(), wide, 256, n_tokens, 4, 6, wide->nb[1], wide->nb[2],
                                                 wide->nb[3], 16 * sizeof(float));
             ggml_tensor *   out  = ggml_mul_mat(op.ctx.get(), w, x);
-            CHECK(is_ours(out) == (n_tokens == 1 || has_kernel(type)));
+            CHECK(is_ours(out) == has_kernel(type)); // without a kernel, ggml is as fast
             REQUIRE(op.compute(out, 2) == GGML_STATUS_SUCCESS);
             for (int64_t i = 0; i < n_tokens * 24; i++) {
                 const int64_t i1 = i % n_tokens;
                 const int64_t i2 = i / n_tokens % 4;
                 const int64_t i3 = i / n_tokens / 4;
-                if (is_ours(out)) { // ggml's products of several rows may have an order of their own
+                if (n_tokens == 1 || is_ours(out)) { // ggml's products of several rows may have an order of their own
                     REQUIRE(has_bits(out, i1, i2, i3, expected(w, i2 / 2, i3 / 2, row_at(x, i1, i2, i3))));
                 }
             }
