@@ -289,7 +289,7 @@ package: .venv/.tools
 
 # One wheel for every Linux on x86-64 that is not older than Debian 11, in dist/; with ARCH=aarch64 one for that, by Debian's
 # cross compiler. The kernels for the processor are chosen when it starts, and on x86-64 the Vulkan backend is loaded where a
-# driver is. docs/install.md says why it is built so.
+# driver is. docs/wheel.md says why it is built so.
 MACHINE       := $(shell uname -m)
 ARCH          ?= $(MACHINE)
 CROSS         := $(filter-out $(MACHINE),$(ARCH))
@@ -353,7 +353,7 @@ try-wheel: $(WHEEL)/.built
 	$(WHEEL)/venv/bin/$(PIP) --no-index dist/pyhobbit-*_$(ARCH).whl
 	python tests/package/try_wheel.py $(WHEEL)/venv
 
-# Tries it in fresh installations of Debian, and in odd places: docs/install.md has the table. Needs root, for chroot.
+# Tries it in fresh installations of Debian, and in odd places: docs/wheel.md has the table. Needs root, for chroot.
 wheel-test: $(WHEEL)/.built
 	python tests/package/chroots.py dist/pyhobbit-*_$(ARCH).whl $(SUITES)
 

@@ -354,15 +354,15 @@ def _keep_slots(model: Path, cache: CacheConfig, args: argparse.Namespace) -> No
         raise ConfigError("--keep-slots keeps no state beside --rpc or --spec-type; leave one of them out")
     if not os.access(model.parent, os.W_OK):
         raise ConfigError(f"--keep-slots writes beside the model, and {model.parent} is read-only")
-    stem = model_stem(model)
-    beside = [each for each in model.parent.glob(f"{glob.escape(stem)}*") if ".slots-" not in each.name]
-    files = [*beside, SERVER, *LIB_DIR.iterdir()]  # another build may round in other ways
+    stem, folder = glob.escape(model_stem(model)), model.parent
+    beside = [*folder.glob(f"{stem}*.gguf"), *folder.glob(f"{stem}.toml")]
+    files = [each for each in (*beside, SERVER, *LIB_DIR.iterdir()) if each.exists()]  # builds round apart
     stats = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
     rest = server_flags.without("--port", server_flags.without("--host", args.passed_on)[0])[0]
     given = sorted(each for each in os.environ.items() if each[0].startswith("LLAMA_ARG_"))
     source = repr((stats, os.uname().nodename, sorted(cache.settings().items()), args.batch, rest, given))
-    kept = model.with_name(f"{stem}.slots-{hashlib.sha256(source.encode()).hexdigest()[:16]}")
-    for each in model.parent.glob(f"{glob.escape(stem)}.slots-{'[0-9a-f]' * 16}-[0-9]*"):
+    kept = model.with_name(f"{model_stem(model)}.slots-{hashlib.sha256(source.encode()).hexdigest()[:16]}")
+    for each in folder.glob(f"{stem}.slots-{'[0-9a-f]' * 16}-[0-9]*"):
         if not each.name.startswith(kept.name):
             each.unlink()
     os.environ["HOBBIT_KEEP_SLOTS"] = f"{n_bytes}:{kept.absolute()}"

@@ -40,15 +40,15 @@ def _kept(model: Path) -> list[Path]:
 def test_a_conversation_goes_on_after_a_restart(
     model: Path, tmp_path: Path, options: tuple[Any, ...]
 ) -> None:
-    with serving(model, tmp_path / "log", *options) as server:  # without a restart
+    with serving(model, tmp_path / "m.log", *options) as server:  # without a restart
         first = _ask(server, TALK)
         expected = _ask(server, TALK + first[0] + "\n")
-    with serving(model, tmp_path / "log", *options, "--keep-slots", "64M") as server:
+    with serving(model, tmp_path / "m.log", *options, "--keep-slots", "64M") as server:
         assert _ask(server, TALK)[:2] == first[:2]
         _end(server)
     (file,) = _kept(model)
     assert file.stat().st_mode & 0o77 == 0
-    with serving(model, tmp_path / "log", *options, "--keep-slots", "64M") as server:
+    with serving(model, tmp_path / "m.log", *options, "--keep-slots", "64M") as server:
         assert _ask(server, "class A:\n    x = 1\n" * 8)[2]["cache_n"] == 0  # takes the slot that is free
         found = _ask(server, TALK + first[0] + "\n")
         assert found[:2] == expected[:2]
