@@ -339,8 +339,7 @@ static server_handler api(server_handler own) {
         try {
             return own(req);
         } catch (const std::exception & e) {
-            const bool is_bad =
-                dynamic_cast<const std::invalid_argument *>(&e) || dynamic_cast<const common_json_error *>(&e);
+            const bool is_bad = dynamic_cast<const std::invalid_argument *>(&e) != nullptr;
             return server_answer({ { "error", e.what() } }, is_bad ? 400 : 500);
         }
     };

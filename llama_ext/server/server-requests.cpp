@@ -46,6 +46,8 @@ constexpr uint64_t LARGEST_BODY = 100 * MIB; // the limit of stock
 constexpr uint64_t NGRAM_TABLE  = 16 * MIB;  // bytes of common_ngram_mod
 constexpr uint64_t NO_LIMIT     = uint64_t(1) << 60;
 
+bool g_is_router = false; // it starts servers of models
+
 using stop_function = std::function<bool()>;
 
 // A share of memory. A small part is not behind a large one that waits.
@@ -310,6 +312,7 @@ class requests_hooks : public server_hooks {
     }
 
     void listen(httplib::Server & server, const common_params & params) override {
+        g_is_router = params.model.path.empty();
         // a body that stops in the middle holds memory that others wait for
         server.set_read_timeout(std::min(params.timeout_read, 10));
         server.set_error_handler([api = params.api_prefix + "/api/"](const auto & req, auto & res) {
@@ -340,6 +343,15 @@ class requests_hooks : public server_hooks {
                     attach(*response, std::move(here.answer));
                 } catch (const too_large & e) {
                     response = server_refusal(e.reason, 413);
+                } catch (const std::out_of_range &) {
+                    throw std::invalid_argument("the request names a token that the model does not have");
+                } catch (const std::bad_alloc &) {
+                    throw;
+                } catch (const std::exception & e) {
+                    if (g_is_router && !dynamic_cast<const common_json_error *>(&e)) { // a model that it cannot start
+                        throw;
+                    }
+                    throw std::invalid_argument(e.what()); // as a template that refuses the messages
                 }
             }
             if (is_bounded()) { // an answer may take minutes

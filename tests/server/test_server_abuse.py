@@ -177,6 +177,22 @@ def test_bodies_that_are_no_request_are_refused(server: Server, body: bytes) -> 
     assert server.complete(n=1)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/detokenize", {"tokens": [-5]}, "a token that the model does not have"),
+        ("/detokenize", {"tokens": [10**6]}, "a token that the model does not have"),
+        ("/v1/chat/completions", {"reasoning_format": "x"}, "Unknown reasoning format: x"),
+        ("/api/chat", {"model": "m", "options": {"reasoning_format": "x"}}, "Unknown reasoning format: x"),
+    ],
+)
+def test_what_fails_while_a_request_is_read_is_a_bad_request(
+    server: Server, path: str, body: dict[str, Any], said: str
+) -> None:
+    answer = server.request(path, {"messages": [{"role": "user", "content": "x"}], **body})
+    assert (answer.status, said in answer.text) == (400, True), answer.text
+
+
 def test_arguments_of_a_call_are_json_in_a_text_and_may_nest_too_deep_as_well(tmp_path: Path) -> None:
     template = models.ROOT / "vendor/llama.cpp/models/templates/GLM-4.6.jinja"
     function = {"name": "f", "arguments": '{"a":' * 100_000 + "1" + "}" * 100_000}
