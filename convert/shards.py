@@ -73,7 +73,7 @@ def _config(folder: Path) -> dict[str, Any]:
     config |= text or {}
     for key, most in _MOST.items():
         n = config.get(key)
-        if n is not None and not (type(n) is int and 0 <= n <= most):
+        if n is not None and not (type(n) is int and (key in _LAYERS) <= n <= most):
             raise _wrong(path, key, n)
     return config
 

@@ -316,8 +316,8 @@ class Hobbit(CachedModel, _Llama):
         if text is not None:
             guards.check_text(text)
             self._weights.check_size(text, n_ctx)
-        elif not isinstance(prompt, list):
-            raise guards.InputError(f"the prompt is {prompt!r}; give a text or a list of tokens")
+        elif not isinstance(prompt, list) or not all(isinstance(i, int | np.integer) for i in prompt):
+            raise guards.InputError(f"the prompt is {prompt!r:.80}; give a text or a list of tokens")
         try:
             yield from super()._create_completion(prompt, *args, **kwargs)
         except ValueError as e:

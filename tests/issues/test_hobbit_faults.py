@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import random_moe
 from llama_cpp import LlamaGrammar
+from servers import serving
 
 from pyhobbit import CacheConfig, Engine, EngineConfig, Hobbit
 from pyhobbit.errors import HobbitError
@@ -86,6 +87,11 @@ def test_a_model_that_computes_nan_is_an_error(
                 next(engine.generate("x"))
             with pytest.raises(HobbitError, match="computes NaN"):
                 engine.beam_search("x", 1, 2)
+    with serving(path, tmp_path / "log", "--pools", POOLS) as server:
+        for given in ({}, {"temperature": 0}, {"mirostat": 2}, {"grammar": 'root ::= "a"'}, {"n_probs": 3}):
+            answer = server.request("/completion", {"prompt": "x", "n_predict": 4, **given})
+            assert (answer.status, "the model computes NaN" in answer.error) == (500, True)
+        assert server.request("/health").status == 200
 
 
 def test_a_grammar_that_no_token_fits_is_an_error(tiny_gguf: Path) -> None:
@@ -103,6 +109,8 @@ def test_a_grammar_that_no_token_fits_is_an_error(tiny_gguf: Path) -> None:
     [
         (None, {}, "the prompt is None; give a text or a list of tokens"),
         (b"x", {}, "give a text or a list of tokens"),
+        (["x"], {}, "give a text or a list of tokens"),
+        ([5, 1.5], {}, "give a text or a list of tokens"),
         ("\ud800", {}, "cannot be tokenized"),
         ("x", {"temperature": float("nan")}, "temp is nan; it must be a finite number"),
         ("x", {"top_p": float("nan")}, "top_p is nan"),
