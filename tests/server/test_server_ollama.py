@@ -248,6 +248,18 @@ def test_texts_are_embedded(tiny_gguf: Path, tmp_path: Path) -> None:
         assert list(map(list, found.embeddings)) == [each["embedding"] for each in asked]
         assert found.prompt_eval_count
         assert list(client.embeddings("tiny", PROMPT).embedding) == asked[0]["embedding"]
+        assert server.request("/v1/embeddings", {"input": [5] * 500}).json["usage"]["prompt_tokens"] == 500
+        for path in ("/v1/embeddings", "/api/embed"):
+            answer = server.request(path, {"model": "tiny", "input": "x = 1\n" * 500})
+            assert answer.status == 400
+            assert "512 can be embedded: shorten it, or start the server with a larger" in answer.text
+
+
+def test_a_server_that_pools_nothing_names_the_option(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--embeddings") as server:
+        for path in ("/v1/embeddings", "/api/embed"):
+            answer = server.request(path, {"model": "tiny", "input": "x"})
+            assert (answer.status, "start it with --pooling mean" in answer.text) == (400, True)
 
 
 def test_a_strict_template_takes_tool_calls(tiny_gguf: Path, tmp_path: Path) -> None:
