@@ -4,13 +4,20 @@
 import json
 import random
 import re
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import models
 import pytest
-from servers import PROMPT, Answer, Server, serving
+from servers import PROMPT, Answer, Server, running, serving
+
+from bench.harness.system import NoCgroupError, memory_cgroup
 
 _SCHEMA = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "tools" / "server" / "server-schema.cpp"
 _LIMIT = 200 << 20
@@ -142,6 +149,48 @@ def test_random_requests_keep_to_the_memory(bounded: Server) -> None:
         accepted += _ask(bounded, **fields).status == 200
     assert accepted >= 30
     assert bounded.peak() <= _LIMIT + _SLACK
+
+
+def _drawn(numbers: random.Random) -> tuple[str, dict[str, Any]]:
+    """A path, and a body for it in which up to three fields have any of their values."""
+    fields = {name: numbers.choice(FIELDS[name]) for name in numbers.sample(sorted(FIELDS), numbers.randint(1, 3))}
+    fields = {"n_predict": 4, "t_max_predict_ms": 2000, **_WINDOWS, **fields}
+    path = numbers.choice(["/completion", "/v1/completions", "/v1/chat/completions", "/api/generate"])
+    if path == "/api/generate":
+        return path, {"model": "m", "prompt": PROMPT, "stream": numbers.random() < 0.5, "options": fields}
+    if path == "/v1/chat/completions":
+        return path, {"messages": [{"role": "user", "content": PROMPT}], **fields}
+    return path, {"prompt": PROMPT, **fields}
+
+
+@pytest.mark.skipif(not models.stock_dir().exists(), reason="needs make stock")
+def test_random_requests_of_eight_clients_live_in_a_cgroup(tmp_path: Path) -> None:
+    """The limit of the cgroup is the server's own, below the size of the model."""
+    model, limit, n = tmp_path / "m.gguf", 220 << 20, 2000
+    size = "--layers 6 --experts 128 --used 4 --embd 512 --heads 8 --heads-kv 2 --ff 512 --ctx 4096".split()
+    types = ["--arch", "qwen3moe", "--experts-type", "q4_0", "--dense-type", "q4_0", "-o", model]
+    command = [sys.executable, models.ROOT / "tests/random_moe.py", "--lib-dir", models.stock_dir(), *size]
+    subprocess.run(list(map(str, [*command, *types])), check=True)
+    serve = [sys.executable, "-m", "pyhobbit", "serve", model, "--memory", limit, "--parallel", 4]
+
+    def ask(number: int) -> tuple[int, float]:
+        path, body = _drawn(random.Random(number))
+        start = time.monotonic()
+        answer = server.request(path, body)
+        assert answer.status in (200, 400, 413), (path, str(body)[:500], answer.text)
+        return answer.status, time.monotonic() - start
+
+    try:
+        with memory_cgroup(limit) as cgroup:
+            inside = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', cgroup.procs, *serve, "--ctx-size", 1024]
+            with running(inside, tmp_path / "log") as server, ThreadPoolExecutor(8) as clients:
+                found = list(clients.map(ask, range(n)))
+                assert server.peak() <= limit + _SLACK
+    except NoCgroupError as e:
+        pytest.skip(str(e))
+    statuses = Counter(status for status, _ in found)
+    assert statuses[200] * 2 > n, statuses
+    assert max(seconds for _, seconds in found) < _MOST_S
 
 
 def test_a_window_reaches_as_far_as_the_context(bounded: Server) -> None:
