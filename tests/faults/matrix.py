@@ -103,6 +103,18 @@ class Runners:
                 pass
 
 
+def outcome_of(result: Result, hits: int, is_right: bool) -> str:
+    """Names one of OUTCOMES, of a program that a fault hit so often."""
+    if result.status is None:
+        return "hang"
+    if hits == 0:
+        return "not hit"
+    if result.status == 0:
+        return "right" if is_right else "wrong"
+    is_clear = result.status in (1, 2) and "pyhobbit: " in result.err and "Traceback" not in result.err
+    return "clear" if is_clear else "crash"
+
+
 class Matrix:
     """Runs cases. folder: for files."""
 
@@ -136,16 +148,9 @@ class Matrix:
         return self._judge(case, result, made), result.err.strip()
 
     def _judge(self, case: Case, result: Result, made: Any) -> str:
-        if result.status is None:
-            return "hang"
-        if result.hits == 0:
-            return "not hit"
-        if result.status == 0:
-            return "right" if made == self._right[case.place, case.model] else "wrong"
-        is_clear = result.status in (1, 2) and "pyhobbit: " in result.err and "Traceback" not in result.err
-        if is_clear and case.place in ("convert", "calibrate") and made is not None:
-            return "wrong"  # a file that is not whole
-        return "clear" if is_clear else "crash"
+        outcome = outcome_of(result, result.hits, made == self._right[case.place, case.model])
+        is_cut = case.place in ("convert", "calibrate") and made is not None  # a file that is not whole
+        return "wrong" if outcome == "clear" and is_cut else outcome
 
     def _run(self, case: Case, rule: str) -> tuple[Result, Any]:
         folder = self._folder / str(next(self._numbers))

@@ -88,8 +88,8 @@ def test_a_model_that_computes_nan_is_an_error(
             with pytest.raises(HobbitError, match="computes NaN"):
                 engine.beam_search("x", 1, 2)
     with serving(path, tmp_path / "log", "--pools", POOLS) as server:
-        for given in ({}, {"temperature": 0}, {"mirostat": 2}, {"grammar": 'root ::= "a"'}, {"n_probs": 3}):
-            answer = server.request("/completion", {"prompt": "x", "n_predict": 4, **given})
+        for name, value in (("temperature", 0), ("mirostat", 2), ("grammar", 'root ::= "a"'), ("n_probs", 3)):
+            answer = server.request("/completion", {"prompt": "x", "n_predict": 4, name: value})
             assert (answer.status, "the model computes NaN" in answer.error) == (500, True)
         assert server.request("/health").status == 200
 

@@ -153,7 +153,8 @@ def test_random_requests_keep_to_the_memory(bounded: Server) -> None:
 
 def _drawn(numbers: random.Random) -> tuple[str, dict[str, Any]]:
     """A path, and a body for it in which up to three fields have any of their values."""
-    fields = {name: numbers.choice(FIELDS[name]) for name in numbers.sample(sorted(FIELDS), numbers.randint(1, 3))}
+    names = numbers.sample(sorted(FIELDS), numbers.randint(1, 3))
+    fields = {name: numbers.choice(FIELDS[name]) for name in names}
     fields = {"n_predict": 4, "t_max_predict_ms": 2000, **_WINDOWS, **fields}
     path = numbers.choice(["/completion", "/v1/completions", "/v1/chat/completions", "/api/generate"])
     if path == "/api/generate":
@@ -167,10 +168,10 @@ def _drawn(numbers: random.Random) -> tuple[str, dict[str, Any]]:
 def test_random_requests_of_eight_clients_live_in_a_cgroup(tmp_path: Path) -> None:
     """The limit of the cgroup is the server's own, below the size of the model."""
     model, limit, n = tmp_path / "m.gguf", 220 << 20, 2000
-    size = "--layers 6 --experts 128 --used 4 --embd 512 --heads 8 --heads-kv 2 --ff 512 --ctx 4096".split()
-    types = ["--arch", "qwen3moe", "--experts-type", "q4_0", "--dense-type", "q4_0", "-o", model]
-    command = [sys.executable, models.ROOT / "tests/random_moe.py", "--lib-dir", models.stock_dir(), *size]
-    subprocess.run(list(map(str, [*command, *types])), check=True)
+    size = ["--layers", 6, "--experts", 128, "--used", 4, "--embd", 512, "--heads", 8, "--heads-kv", 2]
+    types = ["--ff", 512, "--ctx", 4096, "--experts-type", "q4_0", "--dense-type", "q4_0", "-o", model]
+    command = [sys.executable, models.ROOT / "tests/random_moe.py", "--lib-dir", models.stock_dir()]
+    subprocess.run(list(map(str, [*command, "--arch", "qwen3moe", *size, *types])), check=True)
     serve = [sys.executable, "-m", "pyhobbit", "serve", model, "--memory", limit, "--parallel", 4]
 
     def ask(number: int) -> tuple[int, float]:
