@@ -125,8 +125,7 @@ def own_low_tier(model: Path) -> Path | None:
     file = read_gguf(model)
     if len(read_tiers(file).names) > 1 and not file.get("hobbit.sidecar", False):
         raise ConfigError(
-            f"{model} has two tiers in itself, and cannot be compared with stock llama.cpp; give a "
-            "plain GGUF with its low tier in a sidecar (pyhobbit convert --low TYPE --sidecar)"
+            f"{model} has two tiers in itself, which stock llama.cpp refuses: see convert --split, --sidecar"
         )
     sidecar = sidecar_path(model)
     return sidecar if sidecar.exists() else None

@@ -62,6 +62,7 @@ def add_arguments(parser: Any) -> None:
     what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
     add("--imatrix", type=Path, metavar="FILE", help=what)
     add("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
+    add("--split", action="store_true", help="of a checkpoint, write a plain MODEL.gguf and its sidecar")
     add("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     what = "replace an existing output, and allow a low tier that is hardly smaller than the high one"
     add("--force", action="store_true", help=what)
@@ -109,7 +110,7 @@ def _output_here(args: argparse.Namespace) -> Path:
     """A downloaded model lies in a cache, where nobody would look for the output."""
     is_folder = args.model.is_dir()
     stem = args.hf_repo.partition(":")[0].rpartition("/")[2] if is_folder else model_stem(args.model)
-    return Path.cwd() / f"{stem}-hobbit.gguf"
+    return Path.cwd() / f"{stem}{'' if args.split else '-hobbit'}.gguf"
 
 
 @contextmanager

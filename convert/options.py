@@ -34,6 +34,7 @@ class Options:
     output: Path | None = None
     imatrix: Path | None = None
     sidecar: bool = False
+    split: bool = False  # of a checkpoint: llama.cpp's own GGUF and a sidecar in place of one file
     t1: float | None = None
     t2: float | None = None
     drop_high: float | str | None = None

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gguf import GGUFValueType
@@ -31,7 +32,6 @@ from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import CacheConfig, format_size
 from pyhobbit.settings.resolve import check_settings
 
-_KEEP = "keep"
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
 
 
@@ -70,11 +70,11 @@ def _check_options(options: Options) -> None:
     if options.threads < 1:
         raise HobbitError(f"--threads {options.threads}: at least 1 is needed")
     if options.sidecar and options.model.is_dir():
-        raise HobbitError(
-            "--sidecar adds a tier to an existing GGUF, but MODEL is a folder: convert it without --sidecar"
-        )
-    if options.sidecar and high:
-        raise HobbitError("--sidecar leaves the model's own experts as they are: drop --high")
+        raise HobbitError("--sidecar adds a tier to a GGUF, but MODEL is a folder: --split makes both")
+    if high and (options.sidecar or (options.split and checkpoint.out_type(options.high) == "auto")):
+        raise HobbitError("--sidecar keeps a model's experts, and --split its floats: drop --high")
+    if options.split and not options.model.is_dir():
+        raise HobbitError("--split is for a checkpoint, and MODEL is a GGUF: --sidecar adds a tier to it")
 
 
 def _check_drop_high(options: Options) -> None:
@@ -98,7 +98,7 @@ def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | N
     if options.low_from is not None and model is not None:
         return Recipe(read_low_experts(options.low_from, model), high, options.sidecar)
     if options.low:
-        return Recipe(type_by_name(options.low), high, options.sidecar)
+        return Recipe(type_by_name(options.low), high, options.sidecar or options.split)
     low = tiers.default_low_types(tensors, high)
     if low is None:
         routed = [(tensor, high or tensor.type) for tensor in tensors if tiers.routed_part(tensor.name)]
@@ -108,7 +108,7 @@ def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | N
             f"the experts have {bits:.3g} bits per weight already, and no usual type has half of them: "
             "name one with --low TYPE and an importance matrix, or convert a model in finer types"
         )
-    return Recipe(low, high, options.sidecar)
+    return Recipe(low, high, options.sidecar or options.split)
 
 
 def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _some(tensors: Sequence[PlannedTensor]) -> str:
 
 def high_tier(wanted: str | None) -> GgmlType | None:
     """The type that --high names, None to keep the source's. Raises HobbitError if it is no type."""
-    return None if wanted is None or wanted.lower() == _KEEP else type_by_name(wanted)
+    return None if wanted is None or wanted.lower() == "keep" else type_by_name(wanted)
 
 
 def _output_path(options: Options) -> Path:
@@ -150,8 +150,11 @@ def _output_path(options: Options) -> Path:
         raise HobbitError(f"the output {output} must be a file name in an existing folder")
     if output.exists() and output.samefile(model):
         raise HobbitError(f"the output {output} is the model itself: choose another name")
-    if output.exists() and not options.force and not options.dry_run:
-        raise HobbitError(f"{output} exists already: choose another name with -o, or replace it with --force")
+    taken = [path for path in (output, sidecar_path(output))[: 1 + options.split] if path.exists()]
+    if taken and not options.force and not options.dry_run:
+        raise HobbitError(
+            f"{taken[0]} exists already: choose another name with -o, or replace it with --force"
+        )
     return output
 
 
@@ -162,8 +165,8 @@ def _default_output(model: Path, options: Options) -> Path:
         raise HobbitError(f"{model} is no model: name a GGUF file or the folder of a checkpoint")
     if options.sidecar:
         return sidecar_path(model)
-    suffix = "hobbit" if options.drop_high is None else "partial"
-    return model.with_name(f"{model_stem(model)}-{suffix}.gguf")
+    suffix = "" if options.split else "-hobbit" if options.drop_high is None else "-partial"
+    return model.with_name(f"{model_stem(model)}{suffix}.gguf")
 
 
 def _convert_checkpoint(options: Options, output: Path) -> Path | None:
@@ -199,11 +202,17 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
 
 
 def _convert_as(options: Options, output: Path, listed: checkpoint.Listed, out_type: str) -> Path | None:
-    # Never renamed: the intermediate file always vanishes again.
-    with temporary_file(output.with_name(f"{output.name}.checkpoint")) as intermediate:
+    place = temporary_file(output.with_name(f"{output.name}.checkpoint"))  # never renamed: it always vanishes
+    with atomic_output(output, options.force) if options.split else place as intermediate:
         with _progress("reading", sum(tensor.nbytes for tensor in listed.tensors)) as progress:
             checkpoint.write_gguf(options.model, out_type, listed.has_mtp, intermediate, progress)
-        return _convert_gguf(options, output, read_model(intermediate))
+        if not options.split:
+            return _convert_gguf(options, output, read_model(intermediate))
+        matrix = _imatrix(options, listed.tensors)[0] or options.no_imatrix
+        own = replace(options, model=output, split=False, sidecar=True, imatrix=matrix)
+        _convert_gguf(own, sidecar_path(output), replace(read_model(intermediate), path=output))
+    print(f"wrote {output}, as llama.cpp's converter does", file=sys.stderr)
+    return output
 
 
 def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | None:

@@ -116,24 +116,18 @@ def write_output(
     return written
 
 
-def verify_output(
-    path: Path, plan: Plan, written: Sequence[Written], threads: int, progress: Progress
-) -> None:
+def verify_output(path: Path, plan: Plan, written: list[Written], threads: int, progress: Progress) -> None:
     """Checks that the disk has all of every tensor. progress: takes bytes compared. Raises HobbitError."""
-    _check_complete(plan, written)
-    with path.open("rb", buffering=0) as data:
-        os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # compare what is on the disk
-        for piece, _ in _in_threads(partial(_check_piece, data), written, threads):
-            progress(piece.size)
-
-
-def _check_complete(plan: Plan, written: Sequence[Written]) -> None:
     done: Counter[str] = Counter()
     for piece in written:
         done[piece.tensor] += piece.size
     for tensor in plan.tensors:
         if (n := done[tensor.name]) != tensor.nbytes:
             raise HobbitError(f"verification failed: {tensor.name!r} has {n} of {tensor.nbytes} bytes")
+    with path.open("rb", buffering=0) as data:
+        os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # compare what is on the disk
+        for piece, _ in _in_threads(partial(_check_piece, data), written, threads):
+            progress(piece.size)
 
 
 def _check_piece(data: BinaryIO, piece: Written) -> None:
