@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A disk of ours under a model: its reads are late, out of order or fail, it disappears and comes back.
 
-    python tests/faults/device.py [--schedules N] [--seed S] [--jobs N]
+    python tests/faults/disk.py [--schedules N] [--seed S] [--jobs N]
 
 It is a file system in this process, by the kernel's protocol of /dev/fuse, so that every way of reading meets
 it: system calls, mapped pages, io_uring. Each schedule is drawn from its seed; a program loads the model from
