@@ -62,7 +62,7 @@ def add_arguments(parser: Any) -> None:
     what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
     add("--imatrix", type=Path, metavar="FILE", help=what)
     add("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
-    add("--split", action="store_true", help="of a checkpoint, write a plain MODEL.gguf and its sidecar")
+    add("--split", action="store_true", help="write a checkpoint as a plain MODEL.gguf and its sidecar")
     add("--dry-run", action="store_true", help="print the plan with sizes and write nothing")
     what = "replace an existing output, and allow a low tier that is hardly smaller than the high one"
     add("--force", action="store_true", help=what)

@@ -34,7 +34,7 @@ class Options:
     output: Path | None = None
     imatrix: Path | None = None
     sidecar: bool = False
-    split: bool = False  # of a checkpoint: llama.cpp's own GGUF and a sidecar in place of one file
+    split: bool = False  # a checkpoint becomes llama.cpp's own GGUF and a sidecar, not one file
     t1: float | None = None
     t2: float | None = None
     drop_high: float | str | None = None
