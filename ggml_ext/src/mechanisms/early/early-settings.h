@@ -21,7 +21,7 @@ inline const registered_setting early_setting(
 
 inline const registered_setting early_from_setting(
     { "hobbit.early_from", "early_from", HOBBIT_TYPE_COUNT, 0, 1024, "0", nullptr, nullptr, "layers", false, false,
-      nullptr, "With early, the layers before this one, whose experts are harder to predict, are exact (DAOP)." });
+      nullptr, "With early, the layers before this one are exact (DAOP; the 4 of --paper daop is a guess)." });
 
 inline const registered_counter
     selections_early("selections_early", "early_selections_total",
