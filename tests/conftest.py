@@ -46,7 +46,7 @@ collect_ignore += [
     if path.stem.removeprefix("test_paper_") not in PAPERS
 ]
 if not {"daop", "edgemoe", "hobbit", "mobile", "twiddler"} <= PAPERS.keys():
-    collect_ignore.append(str(TESTS / "bench"))  # it compares these papers
+    collect_ignore += [str(TESTS / "bench"), str(TESTS / "device" / "test_gpu.py")]  # these papers
 
 
 RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]
