@@ -100,8 +100,9 @@ def test_it_goes_on_where_it_stopped(reported: Path) -> None:
     assert done.returncode == 0, done.stderr
     words = _figure(reported, "words", "The words of --quality")["rows"]
     lost = {row["configuration"]: row["KL divergence"] for row in words}
-    assert lost["lossless"] == 0 < lost["small-loss"] < lost["fast"] < 0.1
-    assert lost["lossless, no prefetch"] == 0 < lost["fast, no prefetch"]
+    assert lost["lossless"] == 0 < min(lost["small-loss"], lost["fast"])  # by what prefetch made resident
+    alone = [lost[f"{word}, no prefetch"] for word in ("lossless", "small-loss", "fast")]
+    assert alone[0] == 0 < alone[1] < alone[2] < 0.1
 
 
 def test_what_cannot_be_is_a_sentence(reported: Path, tmp_path: Path) -> None:
