@@ -56,8 +56,8 @@ def test_what_is_in_the_folder_is_suggested(tmp_path: Path) -> None:
     assert near.endswith(f"does not exist; did you mean {tmp_path}/Mixtral-Q4_K_M.gguf?")
     assert f"did you mean {tmp_path}/Qwen3-Q8_0.gguf?" in _error(tmp_path / "Qwen3-Q8_0")
     known = "holds Mixtral-Q4_K_M.gguf, Qwen3-Q8_0.gguf"
-    (tmp_path / "olmoe.gguf").symlink_to("gone.gguf")  # not its own alternative
-    assert _error(tmp_path / "olmoe.gguf").endswith(known)
+    (tmp_path / "olmoe.gguf").symlink_to("gone.gguf")  # no alternative
+    assert _error(tmp_path / "olmoe.gguf").endswith("is a link to a file that is gone; pull it again")
     assert _error(tmp_path).endswith(f"is a folder; give a GGUF file; {tmp_path} {known}")
     assert "is not a GGUF file" in _error(Path(__file__))
     check_model_file(tmp_path / "Mixtral-Q4_K_M.gguf")

@@ -121,7 +121,7 @@ def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
 
 def _quality(price: float, kl: float, increase: float = 0.0) -> Quality:
     """Upper bounds are a fifth above the means."""
-    rest = [0.0] * 7
+    rest = [0.0] * 8
     return Quality({"price": price}, 1 + increase, 1 + increase, kl, *rest, 1.2 * kl, 1 + 1.2 * increase)
 
 
