@@ -100,7 +100,7 @@ def test_it_goes_on_where_it_stopped(reported: Path) -> None:
     assert done.returncode == 0, done.stderr
     words = _figure(reported, "words", "The words of --quality")["rows"]
     lost = {row["configuration"]: row["KL divergence"] for row in words}
-    assert lost["lossless"] == 0 < min(lost["small-loss"], lost["fast"])  # by what prefetch made resident
+    assert lost["lossless"] == 0 < min(lost["small-loss"], lost["fast"])  # prefetch decides which loses more
     alone = [lost[f"{word}, no prefetch"] for word in ("lossless", "small-loss", "fast")]
     assert alone[0] == 0 < alone[1] < alone[2] < 0.1
 
