@@ -7,13 +7,13 @@ by what is wrong with it, and ggml knows more tensor types than the released ggu
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
@@ -22,8 +22,8 @@ from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.quantize import GgmlType, dequantize, type_by_id
 from pyhobbit.native.files import open_regular
 
-_MAX_NAME = 63  # GGML_MAX_NAME less the terminating zero
-_MAX_DIMS = 4
+_MAX_NAME, _MAX_DIMS = 63, 4  # GGML_MAX_NAME less the terminating zero, GGML_MAX_DIMS
+_STEP, _MOST = 1 << 16, 1 << 30  # bytes that are read at once, and of the largest header
 _SCALARS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -124,18 +124,21 @@ class _UnknownError(Exception):
 
 
 class _Cursor:
-    """Reads little-endian values off a buffer, never past its end."""
+    """Reads little-endian values off bytes, or off a file as far as they reach; never past its end."""
 
-    def __init__(self, buffer: bytes | mmap.mmap) -> None:
-        self._buffer = buffer
-        self._size = len(buffer)
-        self.position = 0
+    def __init__(self, data: bytes, file: BinaryIO | None = None) -> None:
+        self._buffer: bytes | bytearray = data if file is None else bytearray()
+        self.size = len(data) if file is None else os.fstat(file.fileno()).st_size
+        self._file, self.position = file, 0
 
     def skip(self, n: int) -> int:
-        start = self.position
-        if n > self._size - start:
+        start, self.position = self.position, self.position + n
+        if self.position > min(self.size, _MOST):
             raise _DamagedError("it ends in the middle of its header")
-        self.position = start + n
+        while self._file is not None and len(self._buffer) < self.position:
+            if not (part := self._file.read(_STEP)):
+                raise _DamagedError("it was cut meanwhile")
+            self._buffer += part
         return start
 
     def scalar(self, code: str) -> Any:
@@ -144,7 +147,7 @@ class _Cursor:
     def string(self, errors: str = "strict") -> str:
         start = self.skip(self.scalar("Q"))
         try:
-            return self._buffer[start : self.position].decode(errors=errors)
+            return self.copy(start).decode(errors=errors)
         except UnicodeDecodeError as error:
             raise _DamagedError("a text in its header is not UTF-8") from error
 
@@ -176,18 +179,16 @@ class _Cursor:
             raise _UnknownError("its header has an array of arrays")
 
     def copy(self, start: int) -> bytes:
-        return self._buffer[start : self.position]
+        return bytes(self._buffer[start : self.position])
 
 
 def read_gguf(path: Path) -> GgufFile:
     """Reads and checks the header of a GGUF file, and that its data are all there. Raises LoadError."""
     try:
-        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-            return _parse(path, buffer, len(buffer))
+        with open_regular(path) as file:
+            return _parse(path, cursor := _Cursor(b"", file), cursor.size)
     except _DamagedError as error:
         raise LoadError(f"{path} is damaged: {error}; download or copy it again") from error
-    except ValueError as error:  # mmap refuses an empty file
-        raise LoadError(f"{path} is empty: download or copy it again") from error
     except OSError as error:
         raise HobbitError(f"cannot read {path}: {error.strerror}") from error
 
@@ -195,15 +196,14 @@ def read_gguf(path: Path) -> GgufFile:
 def parse_head(path: Path, data: bytes, size: int) -> GgufFile | None:
     """The header of a file of `size` bytes by its first ones; None if `data` lacks some. Raises LoadError."""
     try:
-        return _parse(path, data, size)
+        return _parse(path, _Cursor(data), size)
     except _DamagedError:
         return None
 
 
-def _parse(path: Path, buffer: bytes | mmap.mmap, size: int) -> GgufFile:
-    cursor = _Cursor(buffer)
-    if len(buffer) < 4 or cursor.scalar("I") != GGUF_MAGIC:
-        raise LoadError(f"{path} is not a GGUF file")
+def _parse(path: Path, cursor: _Cursor, size: int) -> GgufFile:
+    if cursor.size < 4 or cursor.scalar("I") != GGUF_MAGIC:
+        raise LoadError(f"{path} is {'not a GGUF file' if size else 'empty: download or copy it again'}")
     version = cursor.scalar("I")
     if not version & 0xFFFF:
         raise LoadError(f"{path} is for big-endian machines: convert it anew, or take another file")

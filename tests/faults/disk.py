@@ -45,7 +45,6 @@ _HEADER, _REPLY = struct.Struct("<IIQQIIII"), struct.Struct("<IiQ")
 _FOLDER = 1  # the kernel's number of the root; files follow
 _ASYNC_READ = 1
 _VALID_S = 3600
-_HEADER_READS = 16  # Python maps the header, and a page that cannot be read ends the process (SIGBUS)
 _READ_ONLY, _FORCE = 0x7, 0x3  # flags of mount, without devices and set-user-id; of umount2: fail all, detach
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -75,7 +74,7 @@ def schedules(n: int, n_reads: int, seed: int) -> Iterator[Schedule]:
     """n of them, drawn; n_reads: of a program that nothing disturbs."""
     numbers = random.Random(seed)
     for _ in range(n):
-        at = numbers.randrange(_HEADER_READS, n_reads)
+        at = numbers.randrange(n_reads)
         few, many = numbers.randrange(1, 5), numbers.randrange(n_reads)
         error = numbers.choice((errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.ESTALE, errno.EINTR))
         yield numbers.choice(
