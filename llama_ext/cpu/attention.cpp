@@ -21,7 +21,6 @@ using block = float[BLOCK][MOST];
 
 // A query of a head, and what was added to it so far.
 struct row {
-    int64_t             head;
     const char *        keys, *values; // the first position's
     const ggml_fp16_t * mask;
     float *             to;
@@ -97,9 +96,9 @@ struct attention {
     const ggml_tensor & op, &q = *op.src[0], &k = *op.src[1], &v = *op.src[2];
     const float * const params = (const float *) op.op_params; // scale of scores, bias, soft cap
 
-    // Not if heads have keys of their own or biases.
+    // Not if heads have keys of their own, biases or sinks: a compiler may fuse the sum with a sink otherwise here.
     bool is_ours() const {
-        return k.ne[2] < q.ne[2] && k.ne[2] == v.ne[2] && params[1] == 0.0F && v.type != GGML_TYPE_F32 &&
+        return k.ne[2] < q.ne[2] && k.ne[2] == v.ne[2] && params[1] == 0.0F && !op.src[4] && v.type != GGML_TYPE_F32 &&
                std::max(k.ne[0], v.ne[0]) <= MOST && (k.ne[0] | v.ne[0]) % GGML_F32_STEP == 0;
     }
 
@@ -144,7 +143,7 @@ struct attention {
             }
         }
         for (int r = 0; r < n_rows; r++) {
-            finish(rows[r], ic0 == 0, parts ? parts + (first + r) * stride : nullptr);
+            finish(rows[r], parts ? parts + (first + r) * stride : nullptr);
         }
     }
 
@@ -154,15 +153,15 @@ struct attention {
 
     void begin(row & r, int64_t i) const {
         const int64_t       token = i % q.ne[1], stack = i / q.ne[1] / q.ne[2];
+        const int64_t       head = i / q.ne[1] % q.ne[2];
         const ggml_tensor * mask = op.src[3];
-        r.head                   = i / q.ne[1] % q.ne[2];
-        r.keys                   = at(k, 0, r.head * k.ne[2] / q.ne[2], stack);
-        r.values                 = at(v, 0, r.head * k.ne[2] / q.ne[2], stack);
-        r.mask = mask ? (const ggml_fp16_t *) at(*mask, token, r.head % mask->ne[2], stack % mask->ne[3]) : nullptr;
-        r.to   = (float *) at(op, r.head, token, stack);
+        r.keys                   = at(k, 0, head * k.ne[2] / q.ne[2], stack);
+        r.values                 = at(v, 0, head * k.ne[2] / q.ne[2], stack);
+        r.mask = mask ? (const ggml_fp16_t *) at(*mask, token, head % mask->ne[2], stack % mask->ne[3]) : nullptr;
+        r.to   = (float *) at(op, head, token, stack);
         memset(r.sum, 0, sizeof(r.sum));
         const auto type = ggml_get_type_traits_cpu(k.type)->vec_dot_type;
-        ggml_get_type_traits_cpu(type)->from_float((const float *) at(q, token, r.head, stack), r.query, k.ne[0]);
+        ggml_get_type_traits_cpu(type)->from_float((const float *) at(q, token, head, stack), r.query, k.ne[0]);
         if (k.type == GGML_TYPE_F16) {
             ggml_fp16_t half[MOST];
             memcpy(half, r.query, sizeof(half));
@@ -193,13 +192,8 @@ struct attention {
         }
     }
 
-    void finish(row & r, bool has_first, float * part) const {
+    void finish(row & r, float * part) const {
         const int n = int(v.ne[0]);
-        if (op.src[4] && has_first) { // a sink
-            float scale, factor;
-            r.add(((const float *) op.src[4]->data)[r.head], scale, factor);
-            ggml_vec_scale_f32(n, r.sum, scale);
-        }
         if (part) {
             part[0] = r.M;
             part[1] = r.S;
