@@ -61,7 +61,6 @@ _PASSED_ON = {
         f"tokens of context, for all requests (default: {_CONTEXT} to {EngineConfig.contexts[-1]})",
     ),
     "--threads": ("N", "for computing (default: one per core)"),
-    "--mmproj": ("FILE", "the model's projector, for images; its memory counts in --memory"),
 }
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 _MODEL_FLAGS = ("-m", "--model")

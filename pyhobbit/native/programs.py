@@ -2,6 +2,7 @@
 """llama.cpp's programs, which the package brings."""
 
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -27,7 +28,10 @@ def become(command: list[str]) -> NoReturn:
     threads = {} if {"-t", "--threads"} & {*command} else {"LLAMA_ARG_THREADS": str(processor_cores())}
     for link in Path("/proc/self/fd").iterdir():
         if link.is_socket() and int(link.name) > _STDERR:
-            os.set_inheritable(int(link.name), False)  # a worker waits for the end of a connection
+            each = socket.socket(fileno=int(link.name))
+            if each.family != socket.AF_UNIX:
+                each.set_inheritable(False)  # a worker waits for the end of a connection
+            each.detach()
     try:
         os.execve(command[0], command, {**threads, **os.environ})
     except OSError as e:
