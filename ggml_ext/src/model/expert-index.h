@@ -3,7 +3,6 @@
 
 #include "base/status.h"
 #include "model/calibration.h"
-#include "model/expert-index.h"
 #include "model/expert.h"
 #include "model/gguf-file.h"
 
