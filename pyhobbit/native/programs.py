@@ -2,16 +2,12 @@
 """llama.cpp's programs, which the package brings."""
 
 import os
-import socket
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.native.threads import processor_cores
-
-_STDERR = 2
 
 
 def names() -> list[str]:
@@ -26,12 +22,6 @@ def become(command: list[str]) -> NoReturn:
             stream.flush()
     # llama.cpp counts neither the affinity nor a CPU quota, and warns where it is told twice
     threads = {} if {"-t", "--threads"} & {*command} else {"LLAMA_ARG_THREADS": str(processor_cores())}
-    for link in Path("/proc/self/fd").iterdir():
-        if link.is_socket() and int(link.name) > _STDERR:
-            each = socket.socket(fileno=int(link.name))
-            if each.family != socket.AF_UNIX:
-                each.set_inheritable(False)  # a worker waits for the end of a connection
-            each.detach()
     try:
         os.execve(command[0], command, {**threads, **os.environ})
     except OSError as e:
