@@ -82,12 +82,15 @@ class checkpoint_hooks : public server_hooks {
                 SRV_WRN("%s is damaged, so its conversation is read again\n", file(slot).c_str());
             }
         }
+        if (!is_end) {
+            return;
+        }
         server_slot_views order = slots;
         std::sort(order.begin(), order.end(), [](auto & a, auto & b) { return a.t_last_used > b.t_last_used; });
         umask(S_IRWXG | S_IRWXO); // nobody else reads a conversation
         for (const auto & slot : order) {
             const uint64_t size = llama_state_seq_get_size(ctx, slot.id) + slot.n_tokens * sizeof(llama_token) + HEADER;
-            if (is_end && slot.n_tokens > 0 && size <= left) {
+            if (slot.n_tokens > 0 && size <= left) {
                 keep(slot.id, file(slot));
                 left -= seal(file(slot), true) ? size : 0;
             }
