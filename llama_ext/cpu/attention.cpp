@@ -209,10 +209,11 @@ struct attention {
 bool ggml_cpu_attention(ggml_tensor * op, int ir0, int ir1, int64_t ic0, int64_t ic1, float * parts, int64_t stride) {
     const attention all = { *op };
     ir1 = !parts ? ir1 : ir0 == 0 ? int(op->src[0]->ne[2]) : ir0; // ggml calls for one row after the other
-    for (; ir0 < ir1 && all.is_ours(); ir0 += ROWS) {
+    const bool is_ours = all.is_ours();
+    for (; ir0 < ir1 && is_ours; ir0 += ROWS) {
         all.compute(ir0, std::min(ROWS, ir1 - ir0), ic0, ic1, parts, stride);
     }
-    return all.is_ours();
+    return is_ours;
 }
 #else
 bool ggml_cpu_attention(ggml_tensor *, int, int, int64_t, int64_t, float *, int64_t) {
