@@ -198,7 +198,6 @@ define STYLE
 	ruff check --quiet --output-format concise
 	ruff format --quiet --check
 	python docs/check_layers.py
-	python docs/sentences.py --max 25 >/dev/null
 	python docs/openings.py
 	python docs/check_budget.py
 endef

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Refuses sentences that begin like a part of one and are no question: part of `make lint`.
+"""Refuses sentences that begin like a part of one and are no question, and long ones: part of `make lint`.
 
-Reads comments, docstrings, help texts and documents of the files that git tracks.
+Reads comments, docstrings, help texts and documents of the files that git tracks. A tenth of the
+sentences of README.md, of docs and of C++ headers may have more than MOST_WORDS words. Code does not count.
 Usage: python docs/openings.py [FOLDER or FILE...]
 """
 
@@ -14,9 +15,12 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from sentences import SENTENCE_END, markdown
-
 ROOT = Path(__file__).resolve().parent.parent
+MOST_WORDS = 25
+MEASURED = ("README.md", "docs/**/*.md", "ggml_ext/**/*.h")
+SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z0-9`\[\"*(])")
+WORD = re.compile(r"[^\W_][\w'%./-]*")
+CELL_WORDS = 8  # a table cell with more is prose
 LINKS = "after|as|at|before|behind|beside|by|for|from|in|on|per|to|under|while|with|within|without"
 OPENING = re.compile(
     r"\W*((of|what|who|whether|none|which|whose|likewise)\b(?![=.(:'\"|\]])"
@@ -105,8 +109,14 @@ def python(text: str) -> Iterator[Block]:
 
 def document(text: str) -> Iterator[Block]:
     """Yields paragraphs, list items and long cells of tables."""
-    for block in markdown(text):
-        yield text.count("\n", 0, max(text.find(block.strip()[:16]), 0)) + 1, block
+    plain = re.sub(r"^```.*?^```$", "\n", text, flags=re.DOTALL | re.MULTILINE)
+    plain = re.sub(r"^( {4}|#).*$", "\n", plain, flags=re.MULTILINE)
+    plain = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", plain))
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) |\|)", plain):
+        cells = [cell for cell in part.split("|") if len(WORD.findall(cell)) > CELL_WORDS]
+        item = re.sub(r"^\s*(?:[-*]|\d+\.) ", "", part)
+        for block in cells if part.lstrip().startswith("|") else [item]:
+            yield text.count("\n", 0, max(text.find(block.strip()[:16]), 0)) + 1, block
 
 
 def patch(text: str) -> Iterator[Block]:
@@ -130,13 +140,25 @@ def problems(path: Path) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{number}: {sentence[:90]}"
 
 
+def long_sentences() -> Iterator[str]:
+    """Yields the groups of files with too many long sentences."""
+    for files in MEASURED:
+        blocks = (each for path in ROOT.glob(files) for each in READERS[path.suffix](path.read_text("utf-8")))
+        parts = (WORD.findall(part) for _, block in blocks for part in SENTENCE_END.split(block))
+        lengths = sorted(len(words) for words in parts if words)
+        if lengths and lengths[int(0.9 * len(lengths))] > MOST_WORDS:
+            yield f"{files}: more than a tenth of the sentences has over {MOST_WORDS} words"
+
+
 def main() -> int:
     """Prints the refused sentences; returns 1 if there are any."""
     command = ["git", "-C", ROOT, "ls-files", "-z", *sys.argv[1:]]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
     found = [problem for name in names if (ROOT / name).is_file() for problem in problems(ROOT / name)]
     if found:
-        print("\n".join(found), "Begin with the noun that the sentence is about.", sep="\n", file=sys.stderr)
+        found.append("Begin with the noun that the sentence is about.")
+    found += long_sentences()
+    print("\n".join(found), end="\n" * bool(found), file=sys.stderr)
     return int(bool(found))
 
 

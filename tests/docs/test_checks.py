@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _docs_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     yield
-    for name in ("openings", "check_budget", "picture", "sentences", "check_layers"):
+    for name in ("openings", "check_budget", "picture", "check_layers"):
         sys.modules.pop(name, None)
 
 
@@ -44,6 +44,18 @@ def test_sentences_without_a_subject_are_found(
     (tmp_path / name).write_text(text, "utf-8")
     found = [int(problem.split(":")[1]) for problem in openings.problems(tmp_path / name)]
     assert sorted(found) == lines
+
+
+def test_long_sentences_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import openings
+
+    monkeypatch.setattr(openings, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text("It reads. " * 9 + "It reads " + "and reads " * 12 + "it.\n", "utf-8")
+    assert list(openings.long_sentences()) == [
+        "README.md: more than a tenth of the sentences has over 25 words"
+    ]
+    (tmp_path / "README.md").write_text("    It reads " + "and reads " * 12 + "it.\n\nIt reads.\n", "utf-8")
+    assert list(openings.long_sentences()) == []
 
 
 def _pairs(name: str) -> list[list[str]]:
