@@ -12,9 +12,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from pyhobbit.cli.ps import running
+from pyhobbit.cli.server_flags import HOST, PORT, SERVER
 from pyhobbit.engine.stats import Pool
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.settings.config import format_size
@@ -60,11 +62,28 @@ def run(args: argparse.Namespace) -> int:
 
 def _own_address() -> str:
     """The address of this machine's only server. Raises ConfigError where there are several."""
-    addresses = {each.address for each in running() if each.address}
+    processes = (folder for folder in Path("/proc").iterdir() if folder.name.isdecimal())
+    addresses = set(filter(None, map(_address, processes)))
     if len(addresses) > 1:
         listed = ", ".join(sorted(addresses))
         raise ConfigError(f"several servers run here; give the address of one: {listed}")
     return next(iter(addresses), _URL)
+
+
+def _address(process: Path) -> str:
+    """HOST:PORT of a server, by its folder in /proc; "" for another process, and where clients reach none."""
+    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        program, *arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        text = (process / "environ").read_text(errors="replace")
+        variables = dict(each.partition("=")[::2] for each in text.split("\0"))
+        if program == str(SERVER) and "LLAMA_SERVER_ROUTER_PORT" not in variables:
+            given = dict(pairwise(arguments))
+            host = given.get("--host", variables.get("LLAMA_ARG_HOST", HOST)).split(",")[0]
+            host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host)
+            port = given.get("--port", variables.get("LLAMA_ARG_PORT", PORT))
+            if not host.endswith(".sock") and port != "0":
+                return f"{f'[{host}]' if ':' in host else host}:{port}"
+    return ""
 
 
 def _loaded_model(url: str, key: str | None) -> str | None:

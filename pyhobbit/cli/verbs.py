@@ -22,7 +22,6 @@ _VERBS: Mapping[str, str] = {
     "chat": "talk to a model, or have it continue a text; also: run",
     "serve": "answer over HTTP, like OpenAI's API",
     "top": "watch a running server",
-    "ps": "show the running commands",
     "pull": "download a model",
     "list": "show the models that have been downloaded",
     "rm": "delete a downloaded model",
