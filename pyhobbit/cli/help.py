@@ -40,10 +40,8 @@ ANY = "m.gguf --memory 8G"
 # errors of argparse, and ours in their place
 _SENTENCES = {
     "argument (.*): invalid (float|int) value: (.*)": r"\1 takes a number, not \3",
-    r"argument (.*): invalid choice: (.*) \(choose from (.*)\)": r"\1 cannot be \2: choose one of \3",
     "argument (.*): expected .*": r"\1 needs a value, with = before one that begins with -",
 }
-_GROUPS = {"pull": "models", "config": "tune, measure, others"}  # titles by the verb that they stand before
 METAVARS = {
     "number": "F",
     "count": "N",
@@ -65,12 +63,6 @@ class HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str, column: int = _COLUMN) -> None:
         width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
         super().__init__(prog, max_help_position=column, width=width)
-
-    def _format_action(self, action: argparse.Action) -> str:
-        text = super()._format_action(action)
-        if isinstance(action, argparse._SubParsersAction):
-            return text.partition("\n")[2]  # the verbs, without a line for all of them
-        return f"{_GROUPS[action.dest]}:\n{text}" if action.dest in _GROUPS else text
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip().split("\n\n")
@@ -124,8 +116,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(**{name: key.default for name, key in keys.items()})
         what = "one of the settings that only studies need, such as "
         what += f"{next(iter(keys))}=...; repeatable, --help-all lists them"
-        action = self.add_argument("--set", action=_Set, const=keys, metavar="KEY=VALUE", help=what)
-        action.completer = lambda **_: [f"{name}=" for name in keys]  # type: ignore[attr-defined]
+        self.add_argument("--set", action=_Set, const=keys, metavar="KEY=VALUE", help=what)
 
     def format_help(self) -> str:
         """All options, and the keys of --set."""

@@ -5,9 +5,9 @@ Its add_arguments(parser) declares the verb's options; run(args) runs it with pa
 status. Raises HobbitError.
 """
 
-import argparse
-import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -33,8 +33,9 @@ _VERBS: Mapping[str, str] = {
     "simulate": "replay a route trace through cache policies",
     "worker": "lend this machine to a pyhobbit on another one",
     "llama": "run another program of llama.cpp",
-    "completion": "print what a shell needs to complete commands",
 }
+
+_TITLES = {"chat": "\ntalk:\n", "pull": "models:\n", "config": "tune, measure, others:\n"}  # before these
 
 # Names that users of other programs type, and ours.
 _OTHER_VERBS = {"run": "chat", "ls": "list", "show": "inspect", "info": "inspect"}
@@ -50,27 +51,30 @@ _MODEL_OPTIONS = ("-m", "--model")
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
 
-def _parser(arguments: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the command line, and the verbs' by name. arguments: may ask for the version."""
-    parser = Parser(
-        prog="pyhobbit",
-        usage="%(prog)s COMMAND [...] [options]",
-        description="MoE models larger than memory. Further help: pyhobbit COMMAND --help",
-    )
-    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-    asked = any(each.startswith("--v") for each in arguments)
-    own_version = f"pyhobbit {import_module('importlib.metadata').version('pyhobbit')}" if asked else ""
-    parser.add_argument("--version", action="version", version=own_version, help=argparse.SUPPRESS)
-    verbs = parser.add_subparsers(title="talk", metavar="COMMAND [...]", required=True, prog="pyhobbit")
-    parsers: dict[str, Parser] = {}
-    for name, summary in _VERBS.items():
-        module = _module(name)
-        parsers[name] = verbs.add_parser(name, help=summary, description=module.__doc__)
-        module.add_arguments(parsers[name])
-        parsers[name].add_help_options(COMMON.get(name, ()))
-        parsers[name].example = EXAMPLES.get(name, ANY)
-        parsers[name].set_defaults(run=module.run, verb=name, typed=name)
-    return parser, parsers
+def parser_of(verb: str, typed: str | None = None) -> Parser:
+    """The parser of a verb's options. typed: the user's name for the verb."""
+    module = _module(verb)
+    parser = Parser(prog=f"pyhobbit {typed or verb}", description=module.__doc__)
+    module.add_arguments(parser)
+    parser.add_help_options(COMMON.get(verb, ()))
+    parser.example = EXAMPLES.get(verb, ANY)
+    return parser
+
+
+def _answered(option: str) -> bool:
+    """Prints the version or the verbs, where the option asks for them."""
+    if option == "--version":
+        print(f"pyhobbit {import_module('importlib.metadata').version('pyhobbit')}")
+    elif option in ("-h", "--help"):
+        width = shutil.get_terminal_size().columns
+        print("usage: pyhobbit COMMAND [...] [options]\n")
+        print(textwrap.fill("MoE models larger than memory. Further help: pyhobbit COMMAND --help", width))
+        for name, summary in _VERBS.items():
+            print(_TITLES.get(name, ""), end="")
+            print(textwrap.fill(f"    {name:<12} {summary}", width, subsequent_indent=" " * 17))
+    else:
+        return False
+    return True
 
 
 def _module(verb: str) -> Any:
@@ -81,35 +85,27 @@ def _module(verb: str) -> Any:
 def run(arguments: Sequence[str] | None) -> int:
     """Runs the verb that the arguments name; returns the exit status. Raises HobbitError, SystemExit."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    arguments = _with_our_verb(typed)
-    parser, parsers = _parser(arguments)
-    if typed and typed[0] in _OTHER_VERBS:
-        parsers[arguments[0]].prog = f"pyhobbit {typed[0]}"
-        parsers[arguments[0]].set_defaults(typed=typed[0])
-    if "_ARGCOMPLETE" in os.environ:
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
-    _check_verb(arguments)
-    module = _module(arguments[0]) if arguments and arguments[0] in _VERBS else None
-    if module is not None and hasattr(module, "parse"):
-        return module.run(module.parse(parsers[arguments[0]], arguments[1:]))
-    if module is not None:
-        arguments = [arguments[0], *_with_our_options(arguments[1:], parsers[arguments[0]])]
-    args, unknown = parser.parse_known_args(arguments)
+    verb, *arguments = _with_our_verb(typed)
+    if _answered(verb):
+        sys.exit(0)
+    _check_verb(verb)
+    module, parser = _module(verb), parser_of(verb, typed[0] if typed[0] in _OTHER_VERBS else verb)
+    if hasattr(module, "parse"):
+        return module.run(module.parse(parser, arguments))
+    args, unknown = parser.parse_known_args(_with_our_options(arguments, parser))
     is_prompt = unknown and not unknown[0].startswith("-") and not unknown[0].endswith(".gguf")
     if is_prompt and getattr(args, "prompt", "") is None:
         args.prompt = unknown.pop(0)  # as of `ollama run`
     if unknown:
-        raise ConfigError(_unknown(args, unknown[0], parsers[args.verb]))
-    return args.run(args)
+        raise ConfigError(_unknown(unknown[0], parser))
+    return module.run(args)
 
 
 def _with_our_verb(arguments: list[str]) -> list[str]:
     """The arguments with the verb as we call it; `help VERB` as `VERB --help`, and none as --help."""
     if arguments[:1] in (["version"], ["-v"], ["-V"]):
         return ["--version"]
-    if arguments[:1] in ([], ["help"]) and "_ARGCOMPLETE" not in os.environ:
+    if arguments[:1] in ([], ["help"]):
         arguments = [*arguments[1:2], "--help"]
     return [*(_OTHER_VERBS.get(each, each) for each in arguments[:1]), *arguments[1:]]
 
@@ -138,10 +134,11 @@ def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
     return [*models, *ours]
 
 
-def _check_verb(arguments: Sequence[str]) -> None:
-    verb = next((each for each in arguments if not each.startswith("-")), None)
-    if verb is None or verb in _VERBS:
+def _check_verb(verb: str) -> None:
+    if verb in _VERBS:
         return
+    if verb.startswith("-"):
+        raise ConfigError(f"a command comes before {verb}; see: pyhobbit --help")
     if verb.lower().endswith(".gguf") or "/" in verb:
         raise ConfigError(f"a command is missing before '{verb}'; to talk to the model: pyhobbit chat {verb}")
     names = [*_VERBS, *_OTHER_VERBS, *_NEAR_VERBS]
@@ -151,7 +148,7 @@ def _check_verb(arguments: Sequence[str]) -> None:
     raise ConfigError(f"there is no command '{verb}'; {hint}")
 
 
-def _unknown(args: argparse.Namespace, argument: str, parser: Parser) -> str:
+def _unknown(argument: str, parser: Parser) -> str:
     """The error for an argument that the verb does not know."""
     if not argument.startswith("-"):
         hint = "put a prompt between quotes" if "-p" in parser.options() else f"see: {parser.prog} --help"
@@ -161,4 +158,4 @@ def _unknown(args: argparse.Namespace, argument: str, parser: Parser) -> str:
     habits = {each: ours for each, ours in TAKEN.items() if ours in known}
     near = get_close_matches(option, [*known, *habits], n=1, cutoff=_LEAST_LIKENESS)
     hint = f"did you mean {habits.get(near[0], near[0])}?" if near else f"see: {parser.prog} --help"
-    return f"{args.typed} has no option {option}; {hint}"
+    return f"{parser.prog.removeprefix('pyhobbit ')} has no option {option}; {hint}"

@@ -35,7 +35,7 @@ def _served(words: list[str]) -> dict[str, object]:
     """Parses a command like `pyhobbit serve`; raises for an unknown option."""
     assert Path(words[0]).name == "pyhobbit"
     assert words[1] == "serve"
-    args = serve.parse(verbs._parser()[1]["serve"], words[2:])
+    args = serve.parse(verbs.parser_of("serve"), words[2:])
     serve.cache_config(args)
     return vars(args)
 

@@ -143,7 +143,7 @@ def test_the_pods_serve_with_the_memory_that_they_ask_for() -> None:
     deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    args = serve.parse(verbs._parser()[1]["serve"], container["args"][1:])
+    args = serve.parse(verbs.parser_of("serve"), container["args"][1:])
     for each in ("requests", "limits"):
         assert parse_size(container["resources"][each]["memory"].removesuffix("i")) == parse_size(args.memory)
     assert pod["spec"]["terminationGracePeriodSeconds"] > args.drain

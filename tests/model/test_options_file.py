@@ -168,7 +168,7 @@ def test_serve_passes_on_what_is_llama_servers(tiny: Path) -> None:
     tiny.with_suffix(".toml").write_text(
         'memory = "1G"\nctx = 300\ntop_k = 3\nseed = 1\nsystem = "x"\n', "utf-8"
     )
-    args = serve.parse(verbs._parser()[1]["serve"], [str(tiny), "--seed", "7"])
+    args = serve.parse(verbs.parser_of("serve"), [str(tiny), "--seed", "7"])
     own = serve._add_model_options(args, tiny)
     assert own == ["memory", "ctx", "top_k"]
     assert serve.cache_config(args).memory == 1 << 30
