@@ -56,18 +56,6 @@ def add_setting_arguments(
     parser.add_keys({name: _key(name) for name in names if name not in NAMED} | dict(more))
 
 
-def moved(argument: str, parser: Parser) -> str | None:
-    """The error for an option that became a key of --set; None for others."""
-    name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
-    key = name.removeprefix("no_")
-    if not argument.startswith("--") or key not in parser.settable:
-        return None
-    metavar = parser.settable[key][0]
-    if metavar == METAVARS["flag"]:
-        metavar = "true" if key == name else "false"
-    return f"--{name.replace('_', '-')} is no option of its own any more; give --set {key}={metavar}"
-
-
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
     """The settings of the cache; puts --paper's into args. without: names left out. Raises ConfigError."""
     _take_paper(args)

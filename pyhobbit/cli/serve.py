@@ -27,7 +27,6 @@ from pyhobbit.cli.options import (
     add_paper_argument,
     add_setting_arguments,
     cache_config,
-    moved,
 )
 from pyhobbit.cli.server_flags import SERVER, any_given, known, value
 from pyhobbit.errors import ConfigError, HobbitError
@@ -125,8 +124,6 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
             ours += given or server_flags.take(rest, 1)
         elif name == "--hf-repo":
             ours += ["-hf", *(given or server_flags.take(rest, 1))]
-        elif error := moved(argument, parser):
-            raise ConfigError(error)
         elif argument.partition("=")[0] in own:
             n_values = 0 if "=" in argument else own[argument.partition("=")[0]]
             ours += [argument, *server_flags.take(rest, n_values)]

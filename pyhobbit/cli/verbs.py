@@ -15,7 +15,6 @@ from typing import Any
 
 from pyhobbit.cli.habits import TAKEN, ignore
 from pyhobbit.cli.help import ANY, COMMON, EXAMPLES, Parser
-from pyhobbit.cli.options import moved
 from pyhobbit.errors import ConfigError
 
 _VERBS: Mapping[str, str] = {
@@ -127,8 +126,6 @@ def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
             ours += [TAKEN[name], *([value] if equals else ())]
         elif name not in known and "--memory" in known and ignore(name, bool(equals), rest):
             continue
-        elif name not in known and (error := moved(argument, parser)):
-            raise ConfigError(error)
         else:
             ours.append(argument)
     return [*models, *ours]

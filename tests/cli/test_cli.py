@@ -527,23 +527,6 @@ def test_set_refuses_other_values(given: str, message: str, capsys: pytest.Captu
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        (["chat", "m.gguf", "--t1", "0.5"], "--t1 is no option of its own any more; give --set t1=F"),
-        (["serve", "m.gguf", "--t1=0.5"], "--t1 is no option of its own any more; give --set t1=F"),
-        (["config", "--no-strict"], "--no-strict is no option of its own any more; give --set strict=false"),
-        (["bench", "m.gguf", "--warm-up", "9"], "give --set warm_up=N"),
-        (["calibrate", "m.gguf", "--rule", "gate"], "give --set rule=gate|price|edgemoe"),
-    ],
-)
-def test_an_option_that_became_a_key_is_refused(
-    arguments: list[str], instead: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert instead in capsys.readouterr().err
-
-
 def test_set_takes_a_value_of_each_kind() -> None:
     parser = Parser()
     add_setting_arguments(parser)
