@@ -6,7 +6,7 @@ import errno
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import islice
@@ -104,8 +104,8 @@ def fetch(
 ) -> Path:
     """Downloads a model unless the cache has it, file by file. Progress is on standard error.
 
-    name: USER/NAME[:QUANT]; QUANT is the GGUF's label, a whole word of its name, or its path, also as a glob.
-    All parts of a split model come, and the sidecar and calibration that lie beside it.
+    name: USER/NAME[:QUANT]; QUANT is the GGUF's label, a whole word of its name, or its path. All parts of a
+    split model come, and the sidecar and calibration that lie beside it.
     checkpoint: without a QUANT, take the safetensors, configuration and tokenizer where there are any.
     endpoint, cache: default as huggingface_hub's, which HF_ENDPOINT and HF_HOME change.
     Returns the GGUF, of a split one its first file, or the checkpoint's folder. Without a network what is in
@@ -114,11 +114,42 @@ def fetch(
     user_and_name, quant = parse_repository(name)
     repo = Repo(user_and_name, endpoint, cache)
 
-    path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint))
+    path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
     return path if file_names.is_gguf(path) else path.parent
 
 
-def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]]) -> Path:
+def fetch_file(
+    name: str,
+    pattern: str,
+    additional: Sequence[str] = (),
+    *,
+    local_dir: Path | None = None,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+) -> Path:
+    """As fetch(), for the one GGUF of the repository USER/NAME whose path matches a glob.
+
+    additional: globs of files that come along.  local_dir: folder to put the files into.
+    Raises HobbitError where the pattern matches no file or several.
+    """
+    user_and_name, quant = parse_repository(name)
+    if quant is not None:
+        raise ConfigError(f"'{name}' names a quantization; the pattern '{pattern}' picks the file already")
+    repo = Repo(user_and_name, endpoint, cache)
+
+    def choose(files: Collection[str]) -> list[str]:
+        found = [file for file in sorted(files) if is_first(file) and fnmatch(file, pattern)]
+        if len(found) != 1:
+            what = f"several files match '{pattern}': {', '.join(found)}" if found else f"no '{pattern}'"
+            known = ", ".join(filter(is_first, sorted(files))) or "no GGUF file"
+            raise HobbitError(f"{repo.name} has {what}" + ("" if found else f"; it has {known}"))
+        others = [file for file in files if any(fnmatch(file, each) for each in additional)]
+        return list(dict.fromkeys([*whole(repo.name, found[0], files), *others]))
+
+    return _fetch(repo, choose, local_dir)
+
+
+def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]], local_dir: Path | None) -> Path:
     """Downloads the files that are chosen; returns the first."""
     try:
         sizes = repo.sizes()
@@ -129,19 +160,18 @@ def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]]) -> Path:
     if is_model(files[0]) and files[0] in missing:
         repo.check(files[0], sizes)
     _check_space(repo, missing)
-    first, *_ = [_download(repo, file, sizes[file]) for file in files]
+    first, *_ = [_download(repo, file, sizes[file], local_dir) for file in files]
     return first
 
 
-def _download(repo: Repo, file: str, size: int) -> Path:
+def _download(repo: Repo, file: str, size: int, local_dir: Path | None) -> Path:
     if not repo.cached(file):  # the library's progress bar shows on terminals only
         print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
     with _explained(repo):
-        return Path(
-            hf_hub_download(
-                repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache, tqdm_class=_bounded(file, size)
-            )
+        path = hf_hub_download(
+            repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache, tqdm_class=_bounded(file, size)
         )
+        return Path(path) if local_dir is None else _link(Path(path), local_dir / file)
 
 
 def _bounded(file: str, size: int) -> type[tqdm]:
@@ -167,6 +197,20 @@ def _bounded(file: str, size: int) -> type[tqdm]:
     return Bounded
 
 
+def _link(path: Path, link: Path) -> Path:
+    """A file that is no link is left alone, and taken where it is as large. Raises HobbitError."""
+    if link.exists() and not link.is_symlink():
+        if link.is_file() and link.stat().st_size == path.stat().st_size:
+            return link
+        raise HobbitError(
+            f"{link} exists and differs from the repository's file; remove it, or choose another local_dir"
+        )
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.absolute())
+    return link
+
+
 #
 # the files to download
 #
@@ -180,12 +224,14 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
         if all(each.startswith("consolidated") for each in weights):
             raise HobbitError(file_names.MISTRALS_OWN.format(repo.name))
         return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
-    # the file itself, also a draft's or a projector
-    named = [file for file in sorted(files) if is_first(file) and fnmatch(file, quant or "")]
-    if len(named) > 1:
-        raise HobbitError(f"{repo.name}:{quant} names several models: {', '.join(named)}")
-    if named:
-        return whole(repo.name, named[0], files)
+    if (
+        quant is not None and quant in files and is_first(quant)
+    ):  # the file itself, also a draft's or a projector
+        return whole(repo.name, quant, files)
+    if quant is not None:
+        for joined, pieces in file_names.raw_pieces(files).items():
+            if matching(repo.name, [joined], quant):
+                raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")
     return whole(repo.name, _pick(repo, models_of(repo, files), quant), files)
 
 
@@ -196,6 +242,8 @@ def models_of(repo: Repo, files: Collection[str]) -> list[str]:
     if any(re.fullmatch(kind, file) for kind in _WEIGHTS for file in files):
         hint = "convert its checkpoint first with: pyhobbit convert -hf"
         raise HobbitError(f"{repo.name} has no GGUF file; {hint} {repo.name}")
+    for joined, pieces in file_names.raw_pieces(files).items():
+        raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")
     raise HobbitError(f"{repo.name} holds no model: neither a GGUF file nor safetensors")
 
 

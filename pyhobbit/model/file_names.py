@@ -2,11 +2,13 @@
 """How a model's files are named, and which files are no model. Imports nothing large."""
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pyhobbit.native.files import open_regular
 
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+_PIECE = re.compile(r"(.+\.gguf)\.(?:part|split)-?(?:\d+of\d+|\d+|[a-z]{1,2})", re.IGNORECASE)
 _QUANT = r"(?:I?Q\d\w*|TQ\d\w*|(?:MX|NV)FP\d\w*|BF16|FP?16|FP?32)(?![^\W_])"
 QUANT = re.compile(rf"(?<![^\W_])(?:(?:UD|i1?)-)?{_QUANT}", re.IGNORECASE)
 """A quantisation in a name, with the marks that makers put before it."""
@@ -39,6 +41,20 @@ _OTHER_HEADER = re.compile(rb"general\.(?:type|architecture)\x08\0{3}(?:%b)" % _
 def is_gguf(path: str | Path) -> bool:
     """Tells by the ending, in any case."""
     return str(path).lower().endswith(".gguf")
+
+
+def raw_pieces(names: Iterable[str]) -> dict[str, list[str]]:
+    """The raw pieces of GGUFs among the names, such as M.gguf.part1of2, by the name of the whole."""
+    pieces: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda each: (len(each), each)):
+        if match := _PIECE.fullmatch(name):
+            pieces.setdefault(match[1], []).append(name)
+    return pieces
+
+
+def in_pieces(whole: str, pieces: Sequence[str]) -> str:
+    """The sentence about such a GGUF."""
+    return f"{whole} lies in {len(pieces)} pieces; join them with: cat {' '.join(pieces)} > {whole}"
 
 
 def split_name(path: Path) -> tuple[str, int, int] | None:

@@ -59,6 +59,10 @@ def check_model_file(path: Path) -> None:
         is_checkpoint = (path / "config.json").exists()
         convert = f"; convert this checkpoint first with: pyhobbit convert {path}" if is_checkpoint else ""
         raise HobbitError(f"{path} is a folder; give a GGUF file{suggestion(path) or convert}")
+    if path.parent.is_dir() and (path.suffix.lower() != ".gguf" or not path.exists()):
+        for whole, pieces in file_names.raw_pieces(each.name for each in path.parent.iterdir()).items():
+            if path.name in (whole, *pieces):
+                raise HobbitError(file_names.in_pieces(whole, pieces))
     if path.exists() and not path.is_file():
         raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:

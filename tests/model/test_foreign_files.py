@@ -15,11 +15,16 @@ from conftest import RunPyhobbit
 from fake_hub import Hub, serving
 
 from pyhobbit.cli.several_models import find_models
+from pyhobbit.convert.options import Options
+from pyhobbit.convert.pipeline import convert
+from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.download import fetch
 from pyhobbit.model.downloaded import models_in
 from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.model.loading import check_loads
 from pyhobbit.model.model_file import check_form
+from pyhobbit.model.names import check_model_file
 
 Tensors = Iterable[tuple[str, np.ndarray]]
 
@@ -134,6 +139,39 @@ def test_forms_of_ollama_are_known_by_their_headers(
     make(models.tiny(), tmp_path / "m.gguf")
     with pytest.raises(LoadError, match="is in Ollama's own form"):
         check_form([read_gguf(tmp_path / "m.gguf")])
+
+
+@pytest.mark.slow
+def test_convert_stacks_single_experts(tmp_path: Path) -> None:
+    models.copy_gguf(models.tiny(), tmp_path / "old.gguf", edit=_separate)
+    made = read_model(tmp_path / "old.gguf")
+    output = convert(Options(tmp_path / "old.gguf", low="q4_0"))
+    check_loads(output)
+    expected = convert(Options(models.tiny(), low="q4_0", output=tmp_path / "tiny.gguf"))
+    values = {each.name: each for each in read_gguf(expected).tensors}
+    for tensor in read_gguf(output).tensors:
+        same = values[tensor.name]
+        assert tensor.ne == same.ne
+        with tensor.path.open("rb") as ours, same.path.open("rb") as theirs:
+            ours.seek(tensor.offset)
+            theirs.seek(same.offset)
+            assert ours.read(tensor.nbytes) == theirs.read(same.nbytes)
+    assert any(tensor.chunks for tensor in made.tensors)
+
+
+def test_raw_pieces_are_named(tmp_path: Path) -> None:
+    files = {"M.Q6_K.gguf.part1of2": b"GGUF", "M.Q6_K.gguf.part2of2": b"x", "M.Q4_K_S.gguf": b"GGUF"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    joined = "M.Q6_K.gguf lies in 2 pieces; join them with: cat M.Q6_K.gguf.part1of2 M.Q6_K.gguf.part2of2 > M"
+    for name in ("M.Q6_K.gguf.part1of2", "M.Q6_K.gguf.part2of2", "M.Q6_K.gguf"):
+        with pytest.raises(HobbitError, match=joined):
+            check_model_file(tmp_path / name)
+    alone = {name: data for name, data in files.items() if "part" in name}
+    with serving(Hub({"u/m": files, "u/alone": alone})) as hub:
+        for name in ("u/m:Q6_K", "u/alone"):
+            with pytest.raises(HobbitError, match=joined):
+                fetch(name, endpoint=hub.endpoint, cache=tmp_path / "cache")
 
 
 def test_mistrals_own_form_is_named_before_the_download(tmp_path: Path) -> None:
