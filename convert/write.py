@@ -82,7 +82,9 @@ def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
     for source, targets in by_source.items():
         slices: Sequence[int] = range(1)
         slice_bytes, step = source.nbytes, piece_bytes
-        if targets[0].experts is not None:
+        if source.chunks:
+            slices, slice_bytes = range(len(source.chunks)), source.nbytes // len(source.chunks)
+        elif targets[0].experts is not None:
             slices, slice_bytes = targets[0].experts, source.nbytes // source.ne[2]
         elif not all(target.is_copy for target in targets):
             slices = range(source.ne[2])
@@ -101,7 +103,7 @@ def write_output(
     header = pack_header(metadata, plan.placements(), ALIGNMENT)
     written = [Written("header", 0, len(header), zlib.crc32(header))]
     with ExitStack() as stack:
-        paths = {source.path for source in plan.sources()}
+        paths = {path for source in plan.sources() for path, _ in (source.place(0), *source.chunks)}
         sources = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
         file = stack.enter_context(path.open("wb", buffering=0))
         file.write(header)
@@ -153,7 +155,8 @@ def _convert_piece(
     sources: Mapping[Path, BinaryIO], file: BinaryIO, data_start: int, imatrix: Imatrix, piece: Piece
 ) -> list[Written]:
     source = piece.source
-    data = _read_exactly(sources[source.path], piece.size, source.offset + piece.start)
+    path, offset = source.place(piece.start)
+    data = _read_exactly(sources[path], piece.size, offset)
     if (infinity := _INFINITIES.get(source.type.name)) is not None:
         _check_finite(source, data.view(infinity.dtype), infinity)
     rows = None

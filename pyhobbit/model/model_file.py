@@ -18,7 +18,7 @@ from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
 from pyhobbit.settings.config import Setting
 
-_SEPARATE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
+SEPARATE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 _OLLAMAS_TENSOR = re.compile(r"v\..*|mm\..*|blk\.\d+\.ssm_dt")
 
 
@@ -228,8 +228,10 @@ def check_form(files: Sequence[GgufFile]) -> None:
     """Raises LoadError for models in a form that llama.cpp does not load, though they are whole."""
     keys, names = files[0].metadata, [tensor.name for file in files for tensor in file.tensors]
     path = files[0].path
-    if any(map(_SEPARATE_EXPERT.fullmatch, names)):
-        raise LoadError(f"{path} has one tensor per expert, as llama.cpp once wrote them: take a newer file")
+    if any(map(SEPARATE_EXPERT.fullmatch, names)):
+        raise LoadError(
+            f"{path} has one tensor per expert, as llama.cpp once wrote them: pyhobbit convert stacks them"
+        )
     sections = next((key for key in keys if key.endswith(".rope.dimension_sections")), None)
     if (
         files[0].get("general.architecture", "") == "gptoss"
