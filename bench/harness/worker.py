@@ -111,7 +111,8 @@ class Ggml:
     """
 
     _TYPES: Mapping[str, Any] = {
-        "p": ctypes.c_void_p, "z": ctypes.c_size_t, "s": ctypes.c_char_p, "b": ctypes.c_bool, "v": None,
+        "p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_int64, "z": ctypes.c_size_t,
+        "s": ctypes.c_char_p, "b": ctypes.c_bool, "v": None,
     }  # fmt: skip
 
     def __init__(self, folder: Path) -> None:
@@ -119,10 +120,13 @@ class Ggml:
         self._libraries = [ctypes.CDLL(str(folder / name)) for name in names if (folder / name).exists()]
 
     def __call__(self, name: str, types: str, *arguments: Any) -> Any:
+        return self.function(name, types)(*arguments)
+
+    def function(self, name: str, types: str) -> Any:
         library = next(each for each in self._libraries if hasattr(each, f"ggml_{name}"))
         function = library[f"ggml_{name}"]  # an object of our own, unlike an attribute of the library
         function.restype, *function.argtypes = (self._TYPES[letter] for letter in types)
-        return function(*arguments)
+        return function
 
 
 class GgmlDevice:

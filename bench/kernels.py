@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""The speed of products of weights, beside that of reading memory.
+
+    python -m bench.kernels --types q4_0 q4_K --tokens 1 8 32 512 --threads 2
+
+Prints GB of weights a second, the best of --reps. CPU has the weights that llama.cpp does not repack. With
+--cpu-time they are GB a second of processor time, which other programs distort less.
+"""
+
+import ctypes
+import math
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from bench.harness.system import option_parser
+from bench.harness.worker import Ggml
+from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
+from pyhobbit.native.paths import LIB_DIR
+
+_POINTER = ctypes.c_void_p
+_N_IN, _F32 = 2048, 0
+
+
+class _Parameters(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("memory", _POINTER), ("no_alloc", ctypes.c_bool)]
+
+
+class Products(Ggml):
+    """Times products in each buffer type of the CPU."""
+
+    _TYPES = MappingProxyType({**Ggml._TYPES, "S": _Parameters})
+
+    def __init__(self) -> None:
+        super().__init__(LIB_DIR)
+        self.device = self("backend_dev_by_type", "pi", 0)
+        registry = self("backend_dev_backend_reg", "pp", self.device)
+        address = self("backend_reg_get_proc_address", "pps", registry, b"ggml_backend_dev_get_extra_bufts")
+        extra = ctypes.CFUNCTYPE(ctypes.POINTER(_POINTER), _POINTER)(address)(self.device)
+        types = [self("backend_cpu_buffer_type", "p")]
+        while extra[len(types) - 1]:
+            types.append(extra[len(types) - 1])
+        self.buffer_types = {self("backend_buft_name", "sp", buft).decode(): buft for buft in types}
+
+    def seconds(self, buft: int, kind: GgmlType, n_out: int, n_tokens: int, args: Namespace) -> float:
+        """The least time of a product of n_out rows and n_tokens of activations; inf: none."""
+        contexts = [self("init", "pS", _Parameters(1 << 22, None, True)) for _ in range(2)]
+        weights = self("new_tensor_2d", "ppinn", contexts[0], kind.id, _N_IN, n_out)
+        x = self("new_tensor_2d", "ppinn", contexts[1], _F32, _N_IN, n_tokens)
+        product = self("mul_mat", "pppp", contexts[1], weights, x)
+        places = zip(contexts, (buft, self.buffer_types["CPU"]), strict=True)
+        buffers = [self("backend_alloc_ctx_tensors_from_buft", "ppp", *place) for place in places]
+        random = np.random.default_rng(1)
+        rows = quantize(kind, random.standard_normal((16, _N_IN), np.float32), np.ones(_N_IN, np.float32))
+        if not self("backend_dev_supports_op", "bpp", self.device, product):
+            return math.inf
+        for tensor, data in (
+            (weights, np.tile(np.ascontiguousarray(rows).view(np.uint8).ravel(), n_out // 16)),
+            (x, random.standard_normal((n_tokens, _N_IN), np.float32)),
+        ):
+            self("backend_tensor_set", "vppzz", tensor, data.ctypes.data, 0, data.nbytes)
+        graph = self("new_graph", "pp", contexts[1])
+        self("build_forward_expand", "vpp", graph, product)
+        backend = self("backend_dev_init", "ppp", self.device, None)
+        self("backend_cpu_set_n_threads", "vpi", backend, args.threads)
+        compute = self.function("backend_graph_compute", "ipp")
+        times = [_timed(lambda: compute(backend, graph), args) for _ in range(args.reps + 1)]
+        for buffer, context in zip(buffers, contexts, strict=True):
+            self("backend_buffer_free", "vp", buffer)
+            self("free", "vp", context)
+        return min(times[1:])
+
+
+def _timed(call: Callable[[], Any], args: Namespace) -> float:
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    start = clock()
+    call()
+    return clock() - start
+
+
+def _probe(args: Namespace) -> float:
+    """GB a second that as many threads read."""
+    blocks = [np.ones(args.mb << 17) for _ in range(args.threads)]
+    with ThreadPoolExecutor(args.threads) as pool:
+        times = [_timed(lambda: list(pool.map(np.sum, blocks)), args) for _ in range(args.reps)]
+    return sum(block.nbytes for block in blocks) / min(times) / 1e9
+
+
+def main() -> int:
+    parser = option_parser(__doc__)
+    parser.add_argument("--types", nargs="+", required=True)
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--mb", type=int, default=256, help="size of the weights")
+    parser.add_argument("--reps", type=int, default=7)
+    parser.add_argument("--cpu-time", action="store_true")
+    args = parser.parse_args()
+    ggml = Products()
+    print(f"{'':8} {'buffer type':16}" + "".join(f"{n:>6} tokens" for n in args.tokens))
+    for kind in map(type_by_name, args.types):
+        n_out = (args.mb << 20) // kind.nbytes(_N_IN) // 16 * 16
+        for name, buft in ggml.buffer_types.items():
+            times = [ggml.seconds(buft, kind, n_out, n, args) for n in args.tokens]
+            speeds = [kind.nbytes(_N_IN) * n_out / seconds / 1e9 for seconds in times]
+            if all(speeds):
+                print(f"{kind.name:8} {name:16}" + "".join(f"{speed:13.2f}" for speed in speeds), flush=True)
+    print(f"reading alone: {_probe(args):.1f} GB/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
