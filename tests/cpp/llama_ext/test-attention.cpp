@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Attention that reads keys and values once for all heads has the bits of ggml's own, which computes heads that have
 // keys of their own: copies.
-#include "fixtures/float-rows.h"
+#include "fixtures/cpu-graph.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -58,15 +58,7 @@ class operation {
 
     bool is_ours() const { return ggml_cpu_attention(op_, 0, 0, 0, 0, nullptr, 0); }
 
-    floats compute(int n_threads) const {
-        ggml_cgraph * graph = ggml_new_graph(ctx());
-        ggml_build_forward_expand(graph, op_);
-        const ggml_backend_ptr backend(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
-        ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
-        REQUIRE(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
-        const float * data = static_cast<const float *>(op_->data);
-        return floats(data, data + ggml_nelements(op_));
-    }
+    floats compute(int n_threads) const { return floats_on_cpu(ctx(), op_, n_threads); }
 
   private:
     ggml_context * ctx() const { return ctx_.get(); }

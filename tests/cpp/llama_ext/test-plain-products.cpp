@@ -3,7 +3,7 @@
 #include "../../llama_ext/cpu/plain-rows.h"
 
 #include "device/repacked-layout.h"
-#include "fixtures/float-rows.h"
+#include "fixtures/cpu-graph.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -65,16 +65,6 @@ class operation {
         ggml_tensor * t = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, int64_t(experts.size()) / n_tokens, n_tokens);
         std::copy(experts.begin(), experts.end(), static_cast<int32_t *>(t->data));
         return t;
-    }
-
-    ggml_status compute(ggml_tensor * out, int n_threads, ggml_abort_callback abort = nullptr,
-                        void * data = nullptr) const {
-        ggml_cgraph * graph = ggml_new_graph(ctx.get());
-        ggml_build_forward_expand(graph, out);
-        const ggml_backend_ptr backend(ggml_backend_dev_init(cpu_device(), nullptr));
-        ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
-        ggml_backend_cpu_set_abort_callback(backend.get(), abort, data);
-        return ggml_backend_graph_compute(backend.get(), graph);
     }
 
     ggml_context_ptr ctx;
@@ -144,7 +134,7 @@ TEST_CASE("one row of activations and weights of each type") {
                 ggml_tensor *       out =
                     ggml_mul_mat(op.ctx.get(), const_cast<ggml_tensor *>(w), const_cast<ggml_tensor *>(x));
                 REQUIRE(is_ours(out));
-                REQUIRE(op.compute(out, n_threads) == GGML_STATUS_SUCCESS);
+                REQUIRE(compute_on_cpu(op.ctx.get(), out, n_threads) == GGML_STATUS_SUCCESS);
                 REQUIRE(has_bits(out, 0, 0, 0, expected(w, 0, 0, row_at(x, 0, 0, 0))));
             }
         }
@@ -163,7 +153,7 @@ TEST_CASE("matrices that several rows share, and rows that lie apart") {
                                                 wide->nb[3], 16 * sizeof(float));
             ggml_tensor *   out  = ggml_mul_mat(op.ctx.get(), w, x);
             CHECK(is_ours(out) == has_kernel(type)); // without a kernel, ggml is as fast
-            REQUIRE(op.compute(out, 2) == GGML_STATUS_SUCCESS);
+            REQUIRE(compute_on_cpu(op.ctx.get(), out, 2) == GGML_STATUS_SUCCESS);
             for (int64_t i = 0; i < n_tokens * 24; i++) {
                 const int64_t i1 = i % n_tokens;
                 const int64_t i2 = i / n_tokens % 4;
@@ -189,7 +179,7 @@ TEST_CASE("experts of one token, in weights of each type, without those that are
                 std::memset(out->data, 0x55, ggml_nbytes(out));
                 const floats untouched(static_cast<float *>(out->data), static_cast<float *>(out->data) + out->ne[0]);
                 REQUIRE(is_ours(out));
-                REQUIRE(op.compute(out, n_threads) == GGML_STATUS_SUCCESS);
+                REQUIRE(compute_on_cpu(op.ctx.get(), out, n_threads) == GGML_STATUS_SUCCESS);
                 for (int64_t i = 0; i < 4; i++) {
                     const int32_t expert = experts[size_t(i)];
                     const floats  row    = expert < 0 ? untouched : expected(w, expert, 0, row_at(x, i % n_x, 0, 0));
@@ -214,7 +204,7 @@ TEST_CASE("experts of several tokens in the types that have kernels") {
                 ggml_tensor * w   = op.weights(type, 192, 130, 5);
                 ggml_tensor * x   = op.tokens(192, 2, n_tokens);
                 ggml_tensor * out = ggml_mul_mat_id(op.ctx.get(), w, x, op.ids(experts, n_tokens));
-                REQUIRE(op.compute(out, n_threads) == GGML_STATUS_SUCCESS);
+                REQUIRE(compute_on_cpu(op.ctx.get(), out, n_threads) == GGML_STATUS_SUCCESS);
                 for (int64_t i = 0; i < 2 * n_tokens; i++) {
                     if (const int32_t expert = experts[size_t(i)]; expert >= 0) {
                         REQUIRE(has_bits(out, i % 2, i / 2, 0, expected(w, expert, 0, row_at(x, i % 2, i / 2, 0))));
@@ -261,7 +251,7 @@ TEST_CASE("a product that is aborted ends after a few chunks") {
         std::memset(out->data, 0, ggml_nbytes(out));
         int        calls = 0;
         const auto abort = [](void * data) { return ++*static_cast<int *>(data) > 3; };
-        CHECK(op.compute(out, 1, abort, &calls) == GGML_STATUS_ABORTED);
+        CHECK(compute_on_cpu(op.ctx.get(), out, 1, abort, &calls) == GGML_STATUS_ABORTED);
         CHECK(static_cast<float *>(out->data)[3999] == 0.0F);
         CHECK(calls < 8);
     }

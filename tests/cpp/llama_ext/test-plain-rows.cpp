@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "../../llama_ext/cpu/plain-rows.h"
 
-#include "fixtures/float-rows.h"
+#include "fixtures/cpu-graph.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -169,16 +169,6 @@ class product {
         return t;
     }
 
-    floats compute(ggml_tensor * out, int n_threads) {
-        ggml_cgraph * graph = ggml_new_graph(ctx.get());
-        ggml_build_forward_expand(graph, out);
-        const ggml_backend_ptr backend(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
-        ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
-        REQUIRE(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
-        const float * data = static_cast<const float *>(out->data);
-        return floats(data, data + ggml_nelements(out));
-    }
-
     ggml_context_ptr ctx;
 };
 
@@ -206,7 +196,7 @@ TEST_CASE("tokens of a product get the bits of each alone") {
             product       p;
             ggml_tensor * w   = p.weights(160, n_rows, 1);
             ggml_tensor * x   = p.tokens(160, n_tokens, 1);
-            const floats  out = p.compute(ggml_mul_mat(p.ctx.get(), w, x), 1 + int(n_tokens % 3));
+            const floats  out = floats_on_cpu(p.ctx.get(), ggml_mul_mat(p.ctx.get(), w, x), 1 + int(n_tokens % 3));
             floats        alone;
             for (int64_t i = 0; i < n_tokens; i++) {
                 const floats one = expected(w, 0, x, i);
@@ -225,7 +215,7 @@ TEST_CASE("matrices that several heads share get the bits of each alone") {
         product       p;
         ggml_tensor * w   = p.weights(64, 50, 3);
         ggml_tensor * x   = p.tokens(64, n_tokens, 6);
-        const floats  out = p.compute(ggml_mul_mat(p.ctx.get(), w, x), 2);
+        const floats  out = floats_on_cpu(p.ctx.get(), ggml_mul_mat(p.ctx.get(), w, x), 2);
         floats        alone;
         for (int64_t i = 0; i < 6 * n_tokens; i++) {
             const floats one = expected(w, i / n_tokens / 2, x, i);
@@ -251,7 +241,7 @@ TEST_CASE("tokens of experts that are chosen unevenly get the bits of each alone
                 id[2 * i]     = 0;
                 id[2 * i + 1] = i % 7 == 0 ? 1 : i % 3 == 0 ? 2 : 3;
             }
-            const floats out = p.compute(ggml_mul_mat_id(p.ctx.get(), w, x, ids), 2);
+            const floats out = floats_on_cpu(p.ctx.get(), ggml_mul_mat_id(p.ctx.get(), w, x, ids), 2);
             floats       alone;
             for (int64_t i = 0; i < 2 * n_tokens; i++) {
                 const floats one = expected(w, id[i], x, n_x == 1 ? i / 2 : i);

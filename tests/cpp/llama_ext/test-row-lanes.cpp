@@ -2,7 +2,7 @@
 // Products of weights as files have them, with the bits of ggml's products of repacked ones.
 #include "../../llama_ext/cpu/plain-rows.h"
 
-#include "fixtures/float-rows.h"
+#include "fixtures/cpu-graph.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -97,13 +97,7 @@ class weights {
             product = ggml_mul_mat_id(work.get(), tensor, x, ids);
         }
         CHECK(ggml_backend_dev_supports_op(cpu_device(), product));
-        ggml_cgraph * graph = ggml_new_graph(work.get());
-        ggml_build_forward_expand(graph, product);
-        const ggml_backend_ptr backend(ggml_backend_dev_init(cpu_device(), nullptr));
-        ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
-        REQUIRE(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
-        const float * out = static_cast<const float *>(product->data);
-        return floats(out, out + ggml_nelements(product));
+        return floats_on_cpu(work.get(), product, n_threads);
     }
 
     ggml_context_ptr        ctx;
