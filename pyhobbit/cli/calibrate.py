@@ -16,7 +16,7 @@ from pyhobbit.cli.options import (
     add_thread_arguments,
     engine_config,
 )
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path, options_path
 from pyhobbit.settings.config import CalibrationConfig, EngineConfig
 from pyhobbit.settings.table import Key
@@ -47,9 +47,7 @@ _PRECISION = {"quality", "rule", "price", "t1", "t2"}
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
-    add("--text", type=Path, metavar="FILE", help="a text of the kind that you ask about")
-    what = "take what others have published for this model, in a folder or at a URL"
-    add("--fetch", metavar="PLACE", help=what)
+    add("--text", type=Path, required=True, metavar="FILE", help="a text of the kind that you ask about")
     what = "limit on the increase of perplexity (default: 1, without --max-kl)"
     add("--max-ppl-increase", type=float, metavar="PERCENT", help=what)
     what = "limit on the mean KL divergence from the predictions in high precision"
@@ -65,8 +63,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if (args.text is None) == (args.fetch is None):
-        raise ConfigError("give --text FILE to calibrate on, or --fetch PLACE for what others have measured")
     if options := add_model_options(args, args.model, _OWN):
         print(f"pyhobbit: {options_path(args.model).name} sets {', '.join(options)}", file=sys.stderr)
     config = CalibrationConfig(
@@ -79,13 +75,6 @@ def run(args: argparse.Namespace) -> int:
     )
     # these take some time to import
     from pyhobbit.model.options_file import read_options, write_options
-    from pyhobbit.quality.stored import fetch, published_name
-
-    if args.fetch is not None:
-        print(
-            f"stored in {fetch(args.model, args.fetch, args.sidecar)}; it applies automatically from now on"
-        )
-        return 0
     from pyhobbit.quality.calibration import calibrate
     from pyhobbit.quality.progress import Measurements
 
@@ -114,7 +103,6 @@ def run(args: argparse.Namespace) -> int:
             f"it would not be faster here, so {own} keeps quality = lossless: --quality small-loss takes it"
         )
     print(f"stored in {path}; {applies}")
-    print(f"others get it by --fetch where a copy has the name {published_name(args.model, args.sidecar)}")
     return 0
 
 

@@ -28,7 +28,7 @@ from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
 from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials
-from pyhobbit.quality.stored import Calibration, published_name
+from pyhobbit.quality.stored import Calibration, digest_of
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import unimportance
@@ -130,7 +130,7 @@ def _measurements(
     evaluator: Evaluator, model: Path, content: str, chunks: list[Chunk], sidecar: Path | None
 ) -> Measurements:
     key = {
-        "model": published_name(model, sidecar),
+        "model": digest_of(model, sidecar),
         "text": hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest(),
         "n_ctx": evaluator.n_ctx,
         "n_chunks": len(chunks),

@@ -4,10 +4,8 @@
 import hashlib
 import math
 import os
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 
 from gguf import GGUFWriter
@@ -16,7 +14,7 @@ from pyhobbit._tables import RULES
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import parse_head, read_gguf
+from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import model_files, read_model_file
 from pyhobbit.native.files import atomic_output
 from pyhobbit.quality.evaluate import Costs
@@ -26,10 +24,8 @@ from pyhobbit.settings.table import NUMBERS, default
 
 _ARCHITECTURE = "hobbit-calibration"
 _SAMPLE_BYTES = 4096  # hashed per tensor
-_TIMEOUT_S = 30
 # Mean divergence at the thresholds that convert stores, by the low tier's type: docs/quality.md
 _KNOWN_KL = {"q4_0": "0.0002 to 0.007", "q3_k": "0.0007", "q2_k": "0.002"}
-_MOST_BYTES = 8 << 20  # uses, costs and paths of 1024 experts in 512 layers, llama.cpp's limits
 
 
 @dataclass(frozen=True)
@@ -132,8 +128,8 @@ def _expected_loss(model: Path, precision: str, sidecar: Path | None) -> str:
     return "not known without a calibration"
 
 
-def published_name(model: Path, sidecar: Path | None = None) -> str:
-    """A calibration's public name: a hash of sizes, tensors and their first bytes. Raises HobbitError."""
+def digest_of(model: Path, sidecar: Path | None = None) -> str:
+    """A hash of a model and its low tier: sizes, tensors and their first bytes. Raises HobbitError."""
     digest = hashlib.sha256()
     for file in model_files(model, sidecar)[0]:
         digest.update(f"{file.size}\n".encode())
@@ -142,22 +138,4 @@ def published_name(model: Path, sidecar: Path | None = None) -> str:
                 data.seek(tensor.offset)
                 digest.update(f"{tensor.name} {tensor.type.name} {tensor.ne}\n".encode())
                 digest.update(data.read(min(tensor.nbytes, _SAMPLE_BYTES)))
-    return f"{digest.hexdigest()}.calibration.gguf"
-
-
-def fetch(model: Path, place: str, sidecar: Path | None = None) -> Path:
-    """Stores the calibration that a folder or URL has for a model beside it; the file. Raises HobbitError."""
-    name, path = published_name(model, sidecar), calibration_path(model)
-    address = place.rstrip("/") if "://" in place else Path(place).absolute().as_uri()
-    try:
-        with urllib.request.urlopen(f"{address}/{name}", timeout=_TIMEOUT_S) as answer:
-            found = answer.read(_MOST_BYTES + 1)
-        if found[:4] != b"GGUF" or len(found) > _MOST_BYTES or not parse_head(path, found, len(found)):
-            raise HobbitError(f"{place} does not answer with a whole calibration, of at most 8 MiB")
-        with atomic_output(path) as temporary:
-            temporary.write_bytes(found)
-    except (OSError, ValueError, HTTPException) as e:
-        raise HobbitError(
-            f"{name}, this model's calibration, cannot be fetched from {place}: {getattr(e, 'reason', e)}"
-        ) from e
-    return path
+    return digest.hexdigest()

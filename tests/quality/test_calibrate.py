@@ -398,7 +398,7 @@ def test_a_stale_calibration_is_replaced(
     short += r"total variation (\S+) \("
     first, *places = done.stdout.splitlines()
     (bytes_, changed, variation) = re.search(short, first).groups()  # type: ignore[union-attr]
-    assert [each.split()[0] for each in places] == ["stored", "others"]
+    assert [each.split()[0] for each in places] == ["stored"]
     quality = calibrated[1]["quality"]
     assert int(changed) == round(100 * (1 - quality["same_top1"]))
     assert variation == f"{quality['total_variation']:.2g}"
