@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     # these take some time to import
     from pyhobbit.model.options_file import read_options, write_options
     from pyhobbit.quality.calibration import calibrate
-    from pyhobbit.quality.progress import Measurements
+    from pyhobbit.quality.stored import Measurements
 
     try:
         report = calibrate(args.model, args.text, config)

@@ -1,14 +1,32 @@
 # SPDX-License-Identifier: MIT
-"""The common part of Engine and Hobbit: counters of tokens, and settings that change while a model is
+"""The common parts of Engine and Hobbit: closing, counters of tokens, settings that change while a model is
 open."""
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
-from pyhobbit.engine.closing import Closing
 from pyhobbit.engine.llama import LoadedModel
 from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
+from pyhobbit.errors import HobbitError
+
+
+class Closing:
+    """A context manager that is closed at its end. If two errors meet, the first one is raised."""
+
+    close: Callable[[], None]
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except HobbitError:
+            if value is None:
+                raise
 
 
 class Tally:

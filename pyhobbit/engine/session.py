@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyhobbit.engine.closing import Closing
+from pyhobbit.engine.cached import Closing
 from pyhobbit.engine.llama import Context, KeepGoing, Model, SetContext, SetModel, ctrl_c_waits
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError

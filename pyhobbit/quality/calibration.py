@@ -25,10 +25,9 @@ from pyhobbit.quality.costs import CostRuns, static_costs
 from pyhobbit.quality.estimate import estimate, n_cost_runs, say_once
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
-from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import CalibrationReport
 from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials
-from pyhobbit.quality.stored import Calibration, digest_of
+from pyhobbit.quality.stored import Calibration, Measurements, digest_of
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import unimportance

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyhobbit._tables import RULES
-from pyhobbit.engine.closing import Closing
+from pyhobbit.engine.cached import Closing
 from pyhobbit.engine.llama import Model
 from pyhobbit.engine.session import Session
 from pyhobbit.engine.stats import CacheStats, ModelInfo

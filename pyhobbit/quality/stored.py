@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The file beside a model that keeps its calibration."""
+"""The files beside a model that keep its calibration, and what one that was stopped has measured."""
 
+import contextlib
 import hashlib
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gguf import GGUFWriter
 
@@ -16,16 +19,45 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import model_files, read_model_file
-from pyhobbit.native.files import atomic_output
-from pyhobbit.quality.evaluate import Costs
-from pyhobbit.quality.progress import Measurements
+from pyhobbit.native.files import atomic_output, write_text
+from pyhobbit.quality.evaluate import Costs, Quality
 from pyhobbit.settings.config import CacheConfig
 from pyhobbit.settings.table import NUMBERS, default
 
 _ARCHITECTURE = "hobbit-calibration"
+_VERSION = 4  # the form of Measurements
 _SAMPLE_BYTES = 4096  # hashed per tensor
 # Mean divergence at the thresholds that convert stores, by the low tier's type: docs/quality.md
 _KNOWN_KL = {"q4_0": "0.0002 to 0.007", "q3_k": "0.0007", "q2_k": "0.002"}
+
+
+class Measurements:
+    """Measured settings by name, in a file beside the model. key: what they belong to; others are dropped."""
+
+    def __init__(self, path: Path, key: dict[str, Any]) -> None:
+        self.path = path
+        self._key = {"version": _VERSION, **key}
+        self._found: dict[str, dict[str, Any]] = {}
+        # a damaged file is measured again
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored["key"] == self._key:
+                self._found = {name: asdict(Quality(**values)) for name, values in stored["found"].items()}
+
+    @staticmethod
+    def path_of(model: Path) -> Path:
+        """The file of a model's measurements."""
+        return calibration_path(model).with_suffix(".partial.json")
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def measured(self, name: str, measure: Callable[[], Quality]) -> Quality:
+        """An earlier run's measurement of this name, or a new one, which is stored at once."""
+        if name not in self._found:
+            self._found[name] = asdict(measure())
+            write_text(self.path, json.dumps({"key": self._key, "found": self._found}))
+        return Quality(**self._found[name])
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.quality import calibration, estimate
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
-from pyhobbit.quality.progress import Measurements
 from pyhobbit.quality.report import placement_hits
-from pyhobbit.quality.stored import Calibration
+from pyhobbit.quality.stored import Calibration, Measurements
 from pyhobbit.routing.trace import policy_names
 from pyhobbit.settings.config import CalibrationConfig, format_duration
 
