@@ -13,9 +13,8 @@ from conftest import RunPyhobbit
 import pyhobbit
 from pyhobbit import convert
 from pyhobbit.cli import chat, serve, verbs
-from pyhobbit.cli.help import COMMON, Parser
+from pyhobbit.cli.help import COMMON
 from pyhobbit.cli.main import main, with_options
-from pyhobbit.cli.options import add_setting_arguments, cache_config
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import downloaded
 
@@ -485,52 +484,3 @@ def test_llama_becomes_the_program(name: str, run_pyhobbit: RunPyhobbit) -> None
     done = run_pyhobbit("llama", name, "--help")
     assert (done.returncode, done.stderr) == (1, "")  # as of llama-quantize itself
     assert re.match(r"usage: \S+/llama-quantize \[--help\]", done.stdout)
-
-
-def test_there_are_few_options() -> None:
-    actions = [each for verb in VERBS for each in verbs.parser_of(verb).declared]
-    names = {name for each in actions for name in each.option_strings}
-    assert len(names) <= 70, sorted(names)
-
-
-@pytest.mark.parametrize(
-    "verb", ["bench", "chat", "config", "inspect", "serve", "simulate", "calibrate", "convert"]
-)
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("t3=1", "--set has no key t3; "),
-        ("memory=1G", "--set has no key memory; --memory is an option of its own"),
-    ],
-)
-def test_set_refuses_other_keys(
-    verb: str, given: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = ("--trace", "x", "--capacity", "1") if verb == "simulate" else ("m.gguf",)
-    assert main([verb, *own, "--set", given]) == 2
-    assert f"error: {message}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("t1=much", "--set t1 needs a value F, as in t1=F, not 'much'"),
-        ("t1", "--set t1 needs a value F, as in t1=F, not ''"),
-        ("strict=maybe", "--set strict needs a value true|false, as in strict=true|false, not 'maybe'"),
-        ("hobbit.rule=best", "rule is 'best'; choose one of "),
-        ("low-share=2", "low_share is 2.0; it must lie between 0 and 1"),
-        ("prefetchbar=1", "--set has no key prefetchbar; did you mean prefetch_bar?"),
-    ],
-)
-def test_set_refuses_other_values(given: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "--set", given]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_set_takes_a_value_of_each_kind() -> None:
-    parser = Parser()
-    add_setting_arguments(parser)
-    words = ("t1=0.5", "io-threads=3", "strict=true", "mode=gpu", "weights=1,0,0,0", "hobbit.timeline=t.json")
-    config = cache_config(parser.parse_args([word for each in words for word in ("--set", each)]))
-    assert (config.t1, config.io_threads, config.strict, config.mode) == (0.5, 3, True, "gpu")
-    assert (config.weights, config.timeline) == ((1, 0, 0, 0), Path("t.json"))
