@@ -58,10 +58,6 @@ BY_NAME = _by_name(
     ours("ours-eq2", "expert cache, high and low precision by Eq. 2", low=True),
     ours("ours-hobbit", "as ours-eq2, with HOBBIT's own thresholds", low=True, t1=0.6, t2=0.9),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
-    ours("ours-eq2-noprefetch", "as ours-eq2, without prefetch", low=True, prefetch=0),
-    ours("lru", "LRU, without prefetch, as mixtral-offloading", policy="lru", prefetch=0),
-    ours("lfu", "LFU, without prefetch", policy="lfu", prefetch=0),
-    ours("edgemoe", "the policy of EdgeMoE, without prefetch", policy="edgemoe", prefetch=0),
 )
 
 SERVER_ARMS = _by_name(
