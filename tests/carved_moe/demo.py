@@ -30,9 +30,8 @@ def main(folder: Path, tiny: Path) -> int:
         subprocess.run(["pyhobbit", "convert", "--low", "q4_0", plain, "-o", model], check=True)
         plain.unlink()
     made = time.monotonic()
-    print(
-        f"== pyhobbit chat, SmolLM2-135M carved into experts, half of them in memory: {QUESTION}", flush=True
-    )
+    print(f"== {carved_gguf.ABOUT}")
+    print(f"== pyhobbit chat, half of the experts in memory: {QUESTION}", flush=True)
     status = _chat(model, QUESTION, HALF)
     answered = time.monotonic()
     seconds = (downloaded - began, made - downloaded, answered - made)
