@@ -5,6 +5,7 @@
 
 A task is a piece of the text and four ways to go on: its own, and three of other places. The answer is the
 one with the largest likelihood by token. Each CALIBRATED model adds the rule of its calibration as an arm.
+KL is that of the token after each context.
 Own tasks are lines of JSON in --tasks FILE: {"context": "...", "choices": ["...", "..."], "right": 0}.
 """
 
@@ -25,7 +26,7 @@ from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.native.rpc_servers import add_rpc_servers
-from pyhobbit.quality.evaluate import log_softmax
+from pyhobbit.quality.evaluate import compare, log_softmax
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 from pyhobbit.settings.papers import settings_of
 
@@ -51,11 +52,12 @@ class Task:
 class Answers:
     """Arrays by task.  chosen: the likeliest choice.  chance: mean log-probability of each one's tokens.
 
-    n_tokens: that were computed.
+    after: log-probabilities after the context.  n_tokens: that were computed.
     """
 
     chosen: np.ndarray
     chance: np.ndarray
+    after: np.ndarray
     n_tokens: int
     stats: CacheStats
 
@@ -138,13 +140,14 @@ def answers(session: Session, tasks: Sequence[Task]) -> Answers:
         found = [first, *(after([token]) for token in choice[:-1])]
         return float(np.mean([of[token] for of, token in zip(found, choice, strict=True)]))
 
-    chance = []
+    chance, firsts = [], []
     for task in tasks:
         context.truncate(0)
-        first = after(task.context)
+        firsts.append(first := after(task.context))
         chance.append([likelihood(choice, first, len(task.context)) for choice in task.choices])
     chosen = np.array([np.argmax(of_task) for of_task in chance])
-    return Answers(chosen, np.array(chance, object), n_tokens, session.cache.stats().since(before))
+    now = session.cache.stats().since(before)
+    return Answers(chosen, np.array(chance, object), np.array(firsts), n_tokens, now)
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:
@@ -154,6 +157,7 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
 
 def row(name: str, found: Answers, high: Answers, right: np.ndarray) -> str:
     is_right = (found.chosen == right).astype(float)
+    kl = compare(high.after, found.after, high.after.argmax(1)).divergence
     mean, half = interval(is_right - (high.chosen == right))
     s = found.stats
     mix = (s.selections_high, s.selections_low, s.selections_skipped)
@@ -162,7 +166,7 @@ def row(name: str, found: Answers, high: Answers, right: np.ndarray) -> str:
     of_all = [f"{100 * share:.0f}" for share in (s.tokens_repeated / found.n_tokens, *other)]
     change = np.mean(found.chosen != high.chosen)
     accuracy = f"{100 * is_right.mean():.1f} | {100 * mean:+.1f} ± {100 * half:.1f} | {100 * change:.1f}"
-    return f"| {name} | {accuracy} | {parts} | {' | '.join(of_all)} |"
+    return f"| {name} | {accuracy} | {kl.mean():.3g} | {parts} | {' | '.join(of_all)} |"
 
 
 def main() -> None:
@@ -191,8 +195,8 @@ def main() -> None:
         else:
             tasks = of_text(session.model.tokenize(args.text.read_text()), args.n)
     print(
-        "| arm | right, % | less all high | answers that change, % | high / low / skipped, % "
-        "| computed twice, % | replaced, % | early, % |\n|---|---|---|---|---|---|---|---|"
+        "| arm | right, % | less all high | answers that change, % | KL | high / low / skipped, % "
+        "| computed twice, % | replaced, % | early, % |\n|---|---|---|---|---|---|---|---|---|"
     )
     right, high = np.array([task.right for task in tasks]), None
     for name, path, settings in arms:
