@@ -22,7 +22,7 @@ pytestmark = pytest.mark.model
 SCRIPT = models.ROOT / "convert" / "make_gguf.py"
 POOLS = 5 << 20  # the experts have 18 MiB
 LINE = (
-    "mixed precision by t1 0.6, t2 1; expected loss: KL divergence about 0.0002 to 0.007 nats, "
+    "mixed precision by t1 0.6, t2 1; expected loss: KL divergence about 0.0002 to 0.011 nats, "
     "as of small models; --quality lossless turns it off"
 )
 
