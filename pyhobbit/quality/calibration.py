@@ -236,6 +236,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             numbers={**RULES["gate"], **dict(chain(*(of.numbers.items() for of in found.by_rule.values())))},
             low_share=fit.low_share,
             policy=fit.policy,
+            weights=fit.weights,
             rule=found.rule,
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
@@ -322,7 +323,7 @@ def _fit_cache(known: _Known, found: _Found) -> tuple[CacheFit, dict[str, float]
             for rule, best in found.by_rule.items()
         }
         fit = fitters[found.rule].fit(fitting, choosing)
-        shares_ = {rule: of.best_share(fitting, fit.policy) for rule, of in fitters.items()}
+        shares_ = {rule: of.best_share(fitting, fit.policy, fit.weights) for rule, of in fitters.items()}
     return fit, shares_
 
 

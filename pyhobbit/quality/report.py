@@ -117,7 +117,9 @@ class CalibrationReport:
 
     def _cache_lines(self) -> list[str]:
         fit = self.cache
-        lines = [f"cache        policy {fit.policy}"]
+        names = zip(("LRU", "LFU", "LHU", "FLD"), fit.weights, strict=True)
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in names)
+        lines = [f"cache        policy {fit.policy}; weights of Eq. 3: {weights}"]
         if self.has_low_tier:
             lines.append(f"             {fit.low_share:.0%} of the pools for the low tier")
         head = "".join(f"{capacity:>9.0%}" for capacity in CAPACITIES)

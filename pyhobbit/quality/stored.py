@@ -21,8 +21,9 @@ from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import model_files, read_model_file
 from pyhobbit.native.files import atomic_output, write_text
 from pyhobbit.quality.evaluate import Costs, Quality
+from pyhobbit.quality.fit import Weights
 from pyhobbit.settings.config import CacheConfig
-from pyhobbit.settings.table import NUMBERS, default
+from pyhobbit.settings.table import KEYS, NUMBERS, default
 
 _ARCHITECTURE = "hobbit-calibration"
 _VERSION = 4  # the form of Measurements
@@ -77,6 +78,7 @@ class Calibration:
     numbers: Mapping[str, float] = field(default_factory=lambda: RULES["gate"])
     low_share: float = 0.0
     policy: str = default("policy")
+    weights: Weights = field(default_factory=lambda: default("weights"))
     rule: str = "gate"
     costs: Costs | None = None
     expert_uses: tuple[int, ...] = ()
@@ -115,10 +117,11 @@ class Calibration:
         writer.add_uint64("hobbit.low_bytes", self.low_bytes)
         writer.add_string("hobbit.policy", self.policy)
         writer.add_string("hobbit.rule", self.rule)
+        numbers = dict(zip(KEYS["weights"], self.weights, strict=True))
         own = {**self.numbers, "low_share": self.low_share, **self.found}
         if self.costs is None:
             own.pop("price", None)  # it means nothing without them
-        numbers = {f"hobbit.{name}": value for name, value in own.items()}
+        numbers |= {f"hobbit.{name}": value for name, value in own.items()}
         arrays: dict[str, Sequence[float]]
         arrays = {"hobbit.expert_uses": self.expert_uses, "hobbit.paths": self.paths}
         if self.costs is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The cache that a calibration fits to a text: policy and the division of the pools."""
+"""The cache that a calibration fits to a text: policy, weights and the division of the pools."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ import pytest
 
 from pyhobbit.quality import fit
 from pyhobbit.quality.calibration import routes
-from pyhobbit.quality.fit import CacheFitter
+from pyhobbit.quality.fit import CacheFitter, fit_weights
 from pyhobbit.routing.observe import Observations
 from pyhobbit.routing.trace import ROUTE, Simulation, policy_names
 
 LOW_COST = 0.25
+
+
+def test_weights_are_found_near_the_minimum() -> None:
+    target = np.array([0.55, 0.1, 0.3, 0.05])
+    found = fit_weights(lambda weights: float(np.square(np.array(weights) - target).sum()))
+    assert sum(found) == 1
+    assert min(found) >= 0
+    assert np.abs(np.array(found) - target).max() <= 1 / 16
+
+
+def test_a_cache_that_weights_cannot_help_keeps_the_first() -> None:
+    assert fit_weights(lambda _weights: 1.0) == (1.0, 0.0, 0.0, 0.0)
 
 
 BASE = Simulation(3, 8, 2, slots_high=0, floors=True, t1=0.6, bits_high=1, bits_low=LOW_COST)
