@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Draws the README's picture, docs/speed-by-memory.svg, from docs/results/many-small-experts.md.
+"""Draws the README's picture, docs/speed-by-memory.svg, from docs/results/q4_k_m.md.
 
     python docs/picture.py
 
@@ -13,12 +13,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parent
-FILE_GB = 8.8
+FILE_GB = 5.0
 # A line's label, its arms and its colour. The last arms of a line have all experts in memory.
 LINES = {
     "llama.cpp, mapped file": (("stock-128k", "stock"), "#888888"),
     "pyhobbit, the same bits": (("ours", "ours-resident"), "#1f77b4"),
-    "pyhobbit, with a low tier (perplexity 16.18 for 16.08)": (("ours-eq2",), "#d95f02"),
 }
 
 
@@ -32,7 +31,7 @@ def read(page: str) -> dict[str, list[tuple[float, float]]]:
 
 
 def main() -> None:
-    found = read((DOCS / "results" / "many-small-experts.md").read_text("utf-8"))
+    found = read((DOCS / "results" / "q4_k_m.md").read_text("utf-8"))
     mpl.rcParams.update({"svg.hashsalt": "pyhobbit", "svg.fonttype": "none", "font.size": 11})
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
@@ -41,12 +40,12 @@ def main() -> None:
         xs, ys = ([FILE_GB * share for share, _ in points], [speed for _, speed in points])
         axes.plot(xs, ys, marker="o", linewidth=2.5, color=colour, label=label)
         for x, y in zip(xs, ys, strict=True):
-            below = -16 if "stock" in arms and x == FILE_GB else 7  # beside ours
+            below = -16 if "ours" in arms and x == FILE_GB else 7  # llama.cpp is above
             axes.annotate(
                 f"{y:.3g}", (x, y), (0, below), textcoords="offset points", ha="center", color=colour
             )
-    axes.set(xlabel="memory, GB (the model has 8.8 GB)", ylabel="token/s", xlim=(0, 9.5), ylim=(0, 25))
-    axes.set_title("Qwen3-30B-A3B's shape and routing, two CPU cores, a disk of 1 GB/s", fontsize=11)
+    axes.set(xlabel=f"memory, GB (the model has {FILE_GB} GB)", ylabel="token/s", xlim=(0, 5.4), ylim=(0, 45))
+    axes.set_title("Qwen3-30B-A3B's shape and routing, Q4_K_M, two CPU cores, 1.3 GB/s of disk", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(loc="upper left", frameon=False)
     figure.savefig(DOCS / "speed-by-memory.svg", metadata={"Date": None})
