@@ -12,11 +12,12 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import modelled
 import models
-from logits import ROOT
+from logits import ROOT, Override
 
 sys.path.append(str(ROOT / "tests/mutants"))
 import overlay
@@ -38,19 +39,29 @@ static bool is_fault(const char * name) {
 
 @dataclass(frozen=True)
 class Fault:
-    """A text that a file has once, and what stands for it, where is_fault(NAME) says whether it is wanted."""
+    """A text that a file has once, and what stands for it, where is_fault(NAME) says whether it is wanted.
+
+    found: words of the report where it shows; "": it is a condition, or part of the fault before it.
+    beside: conditions in which it shows.  memory: bytes above the least budget.  size: of experts, see
+    modelled.on.
+    """
 
     name: str
     file: str
     old: str
     new: str
+    found: str = ""
+    mode: str = "gpu"
+    n_devices: int = 1
+    gpu_layers: int = 99
+    beside: tuple[str, ...] = ()
+    memory: int | None = None
+    size: float = 1
+    settings: dict[str, Override] = field(default_factory=dict)
 
 
 OWN_QUEUES = "experts have queues of their own"
 ALL_UPLOADS = "background uploads take all the time"
-NO_FAULTS = {OWN_QUEUES, ALL_UPLOADS}
-"""Conditions in which faults show, and without these nothing."""
-
 FAULTS = [
     Fault(
         ALL_UPLOADS,
@@ -70,18 +81,24 @@ FAULTS = [
         "        ggml_backend_synchronize(backend_);\n        traffic_.waits++;",
         "        if (!is_fault(NAME)) {\n            ggml_backend_synchronize(backend_);\n        }\n"
         "        traffic_.waits++;",
+        found=r"ADD ffn_moe_out-\d by stream \d+ of device 0 is not ordered behind",
+        beside=(OWN_QUEUES,),
     ),
     Fault(
         "what was read is not waited for",
         f"{SOURCES}/graph/inner-graph.cpp",
         "    } else {\n        ggml_backend_synchronize(backend_);",
         "    } else if (!is_fault(NAME)) {\n        ggml_backend_synchronize(backend_);",
+        found=r"the target of a copy of ffn_moe_topk-\d by stream \d+ of device 0 is touched by thread 0",
+        beside=(OWN_QUEUES,),
     ),
     Fault(
         "the event behind the router's choice is not waited for",
         f"{SOURCES}/graph/inner-graph.cpp",
         "        ggml_backend_event_synchronize(copied_.get());",
         "        is_fault(NAME) ? void() : ggml_backend_event_synchronize(copied_.get());",
+        found=r"the target of a copy of ffn_moe_topk-\d by stream \d+ of device 0 is touched by thread 0",
+        size=modelled.QUANTIZED,
     ),
     Fault(
         "experts that run ahead are not pinned",
@@ -89,12 +106,18 @@ FAULTS = [
         "        running_.emplace_back(id, tier_id::high);",
         "        running_.emplace_back(id, tier_id::high);\n"
         "        if (is_fault(NAME)) {\n            unpin_running();\n        }",
+        found=r"a copy of .* by stream \d+ of device 0 is not ordered behind MUL_MAT_ID",
+        settings={"hobbit.policy": "random", "hobbit.pools": 1 << 20, "hobbit.prefetch": 0},
+        size=modelled.QUANTIZED,
     ),
     Fault(
         "experts run ahead before they arrive",
         f"{SOURCES}/io/loader.cpp",
         "{ return s.arrived.has(parts); });\n    return have;",
         "{ return (is_fault(NAME) ? s.requested : s.arrived).has(parts); });\n    return have;",
+        found=r"MUL_MAT_ID .* by stream \d+ of device 0 is not ordered behind a copy of",
+        settings={"hobbit.prefetch": 2},
+        size=modelled.QUANTIZED,
     ),
     Fault(
         "staging memory is used again at once",
@@ -102,42 +125,56 @@ FAULTS = [
         "    is_running_ = true;\n    traffic_.launches++;",
         "    is_running_ = true;\n    traffic_.launches++;\n"
         "    if (is_fault(NAME)) {\n        n_staged_ = n_copied_ = 0;\n        numbers_.clear();\n    }",
+        found=r"the source of a copy of .* by stream \d+ of device 0 changed before its end",
+        mode="cooperative",
     ),
     Fault(
         "experts that run are not pinned",
         f"{SOURCES}/execute/expert-stream.cpp",
         "    if (device.idle()) {\n        unpin_running",
         "    if (device.idle() || is_fault(NAME)) {\n        unpin_running",
+        found=r"a copy of .* by stream \d+ of device 0 is not ordered behind MUL_MAT_ID",
+        mode="cooperative",
+        beside=(ALL_UPLOADS,),
+        settings={"hobbit.policy": "random", "hobbit.pools": 2 << 20, "hobbit.prefetch": 0},
     ),
     Fault(
         "experts are computed before they arrive",
         f"{SOURCES}/execute/expert-stream.cpp",
         "{ return cache_.arrived(use->id, use->tier, w.st.parts); };",
         "{ return is_fault(NAME) || cache_.arrived(use->id, use->tier, w.st.parts); };",
+        found=r"a copy of .* by stream \d+ of device 0 is not ordered behind MUL_MAT_ID",
     ),
     Fault(
         "an upload is not waited for",
         f"{SOURCES}/io/loader.cpp",
         "    if (stream) {\n        ggml_backend_synchronize(stream.get());",
         "    if (stream && !is_fault(NAME)) {\n        ggml_backend_synchronize(stream.get());",
+        found=r"MUL_MAT_ID .* by stream \d+ of device 0 is not ordered behind a copy of",
     ),
     Fault(
         "a slot of the host is not pinned while it is uploaded",
         f"{SOURCES}/cache/expert-cache.cpp",
         "        if (!loader_.settled(load(e.id, e.tier)) ||",
         "        if ((!loader_.settled(load(e.id, e.tier)) && !is_fault(NAME)) ||",
+        found=r"the source of a copy of .* by stream \d+ of device 0 changed before its end",
+        memory=2 << 20,
     ),
     Fault(
         "who waits for the experts' backend waits for nothing",
         f"{SOURCES}/backend/ggml-hobbit.cpp",
         "        ggml_backend_synchronize(shared);",
         "        if (!is_fault(NAME)) {\n            ggml_backend_synchronize(shared);\n        }",
+        found=r"a copy of HOBBIT_CUDA0#ffn_norm-\d.* by thread 0 is not ordered behind",
+        gpu_layers=3,
     ),
     Fault(
         "a layer ends without a wait in any queue",
         f"{SOURCES}/execute/expert-stream.cpp",
         "on.device.compute() : on.device.finish();",
         "on.device.compute() : is_fault(NAME) ? on.device.launch() : on.device.finish();",
+        found=r"ADD ffn_moe_out-\d by stream \d+ of device 0 is not ordered behind",
+        beside=(OWN_QUEUES,),
     ),
     Fault(
         "a prediction is not waited for",
@@ -145,12 +182,17 @@ FAULTS = [
         "    const ggml_status result = ggml_backend_graph_compute(backend, graph_);",
         "    const ggml_status result = is_fault(NAME) ? ggml_backend_graph_compute_async(backend, graph_)\n"
         "                                              : ggml_backend_graph_compute(backend, graph_);",
+        found=r"by thread 0 is not ordered behind MUL_MAT node_\d+ by stream",
+        beside=(OWN_QUEUES,),
+        settings={"hobbit.prefetch": 2},
     ),
     Fault(
         "the scheduler does not wait for other backends",
         SCHEDULER,
         "                ggml_backend_supports_buft(split_backend, sched->bufts[b])) {",
         "                ggml_backend_supports_buft(split_backend, sched->bufts[b]) && !is_fault(NAME)) {",
+        found=r"by stream \d+ of device 0 is not ordered behind MUL ffn_norm-\d by stream",
+        beside=(OWN_QUEUES,),
     ),
     Fault(
         "the scheduler does not wait for other backends",
@@ -163,6 +205,8 @@ FAULTS = [
         SCHEDULER,
         "ggml_backend_get_queue(sched->backends[b]) == backend) {",
         "(ggml_backend_get_queue(sched->backends[b]) == backend || is_fault(NAME))) {",
+        found=r"ADD ffn_moe_out-\d by stream \d+ of device 1 is in memory of another device",
+        n_devices=2,
     ),
 ]
 
