@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -171,6 +172,24 @@ def serving(model: Path, log: Path, *options: object, key: str | None = None) ->
     command = [sys.executable, "-m", "pyhobbit", "serve", model, *context, *keys, *options]
     with running(command, log, key) as server:
         yield server
+
+
+@contextmanager
+def working(*options: object, port: int | None = None) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """The address of a worker, HOST:PORT, and its process."""
+    port = port or free_port()
+    command = [sys.executable, "-m", "pyhobbit", "worker", "--port", str(port), *map(str, options)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: listens(port))
+            yield f"127.0.0.1:{port}", process
+        finally:
+            process.kill()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _wait_until_healthy(server: Server) -> None:

@@ -18,7 +18,7 @@ from pyhobbit.settings.config import format_size, parse_size
 
 _HOST, _PORT = "127.0.0.1", "50052"
 _OWN = 64 << 20  # bytes of the process beside what it lends
-_LEAST = 128 << 20
+_LEAST = 384 << 20  # a program leaves 256 MiB of it to other things than experts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -131,7 +131,7 @@ def plan_needs(context: Any, head: Any) -> Needs:
     needs, err = Needs(), ctypes.create_string_buffer(_ERR_SIZE)
     parameters = None if head is None else ctypes.byref(head)
     if not _plan_make(context, parameters, ctypes.byref(needs), err, _ERR_SIZE):
-        needs.error = err.value.decode("utf-8", "replace")
+        needs.error = lost_machine() or err.value.decode("utf-8", "replace")
     return needs
 
 

@@ -50,7 +50,8 @@ def check_rpc_servers(endpoints: str) -> None:
             with closing(socket.create_connection((host, int(port)), _TIMEOUT_S)) as connection:
                 found = _hello(connection)
         except OSError as e:
-            raise HobbitError(f"no machine answers at {endpoint} ({e.strerror or e}); {_START}") from e
+            why = e.strerror or f"{e} after {_TIMEOUT_S} s; a worker serves one program at a time"
+            raise HobbitError(f"no machine answers at {endpoint} ({why}); {_START}") from e
         if found is None:
             raise HobbitError(f"the program at {endpoint} is no pyhobbit worker; {_START}")
         if found != PROTOCOL:
@@ -65,7 +66,7 @@ def _hello(connection: socket.socket) -> tuple[int, int, int] | None:
     """The server's version of the protocol; None where it answers in another one."""
     answer = b""
     size = 8 + 4 + _CAPABILITIES
-    with suppress(TimeoutError, ConnectionError):
+    with suppress(ConnectionError):
         connection.sendall(struct.pack(f"<BQ{_CAPABILITIES}x", _HELLO, _CAPABILITIES))
         while len(answer) < size and (part := connection.recv(size - len(answer))):
             answer += part

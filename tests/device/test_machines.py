@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Other machines by RPC: one that is not there, speaks something else, or goes away is a sentence."""
 
+import json
 import re
 import socket
 import subprocess
@@ -10,34 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import kills
+import on_rpc
 import pytest
 from conftest import RunPyhobbit
 from ports import free_port
-from servers import PROMPT, serving, streaming, wait_until
+from relay import relaying
+from servers import PROMPT, listens, serving, streaming, wait_until, working
 
+from bench.harness.files import SHAPES, write_model
+from pyhobbit.errors import HobbitError
+from pyhobbit.native import rpc_servers
 from pyhobbit.native.rpc_servers import PROTOCOL
 
 _ROOT = Path(__file__).parents[2]
 _GONE = "does not answer any more; start 'pyhobbit worker' there"
 _LIMIT = 400 << 20
-
-
-@contextmanager
-def working(*options: object, port: int | None = None) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """The address of a worker, HOST:PORT, and its process."""
-    port = port or free_port()
-    command = [sys.executable, "-m", "pyhobbit", "worker", "--port", str(port), *map(str, options)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until(lambda: _listens(port))
-            yield f"127.0.0.1:{port}", process
-        finally:
-            process.kill()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
@@ -104,6 +93,16 @@ def test_what_is_no_worker_is_named(
     assert said in done.stderr
     assert address in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_worker_with_another_client_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_servers, "_TIMEOUT_S", 0.3)
+    with working() as (address, _):
+        host, _, port = address.rpartition(":")
+        said = f"{address} .timed out after .* one program at a time"
+        with socket.create_connection((host, int(port))), pytest.raises(HobbitError, match=said):
+            rpc_servers.check_rpc_servers(address)
+        rpc_servers.check_rpc_servers(address)
 
 
 def test_a_chat_whose_machine_goes_away_ends_with_a_sentence(tiny_gguf: Path) -> None:
@@ -182,22 +181,90 @@ def test_a_server_whose_machine_goes_away_comes_back_with_it(tiny_gguf: Path, tm
         assert server.process.poll() is None
 
 
-def test_a_worker_keeps_to_its_memory(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+def test_a_worker_may_be_killed_at_any_time_under_load(tiny_gguf: Path) -> None:
+    found = kills.summary(*kills.killed_at_random(tiny_gguf, n_kills=3, seed=1))
+    assert found["failed otherwise"] == found["processes left"] == []
+    assert found["wrong texts"] == 0
+    assert found["kills"] == 3
+
+
+def test_a_worker_keeps_to_its_memory(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:
+    """The experts take more than the worker lends: it holds as many as it can, or one sentence says so."""
+    model = write_model(tmp_path, "tiny", SHAPES["tiny"].scaled(8), "q8_0")
     with working("--memory", _LIMIT) as (address, worker):
-        done = run_pyhobbit(
-            *("chat", tiny_gguf, "-p", PROMPT, "-n", 8, "--rpc", address, "--device", "RPC0"), timeout=60
-        )
+        chat = ("chat", model, "-p", PROMPT, "-n", 40, "--rpc", address, "--device", "RPC0", "--ctx", 256)
+        stats = ("--placement", "cache", "--stats-json", tmp_path / "stats")
+        done = run_pyhobbit(*chat, *stats, timeout=60)
         assert done.returncode == 0, done.stderr
+        larger = write_model(tmp_path, "tiny", SHAPES["tiny"].scaled(16), "q8_0")
+        much = ("--placement", "cache", "--device-memory", "8G")
+        refused = run_pyhobbit("chat", larger, *chat[2:], *much, timeout=60)
+        assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (1, 1)
+        assert "give a smaller --pools or --device-memory" in refused.stderr
+        info = json.loads((tmp_path / "stats").read_text())
+        assert 0 < info["pool_slots_high"] < info["n_all_experts"]
         status = Path(f"/proc/{worker.pid}/status").read_text()
-        assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024 <= _LIMIT  # type: ignore[index]
-        assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024 > 10 << 20  # type: ignore[index]
+        peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
+        assert info["pool_bytes_high"] < peak <= _LIMIT
+        limits = Path(f"/proc/{worker.pid}/limits").read_text()
+        assert re.search(rf"Max data size +{_LIMIT} +{_LIMIT} ", limits)
+
+
+def test_a_machine_may_go_away_at_any_byte(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    """While it is connected to, a model is loaded, a prompt is read, or text is written."""
+    chat = ("chat", tiny_gguf, *on_rpc.CHAT, "-q", "--device", "RPC0", "--rpc")
+    with working() as (address, _):
+        with relaying(address) as whole:
+            done = run_pyhobbit(*chat, whole.address, timeout=60)
+            assert done.returncode == 0, done.stderr
+        for part in (0, 0.001, 0.1, 0.5, 0.8):
+            with relaying(address, most=int(part * whole.n_bytes)) as relay:
+                cut = run_pyhobbit(*chat, relay.address, timeout=60)
+            assert (cut.returncode, len(cut.stderr.strip().splitlines())) == (1, 1), (part, cut.stderr)
+            assert relay.address in cut.stderr
+            assert done.stdout.startswith(cut.stdout.strip())
+        for verb, n in (("inspect", ()), ("bench", ("--prompts", 16))):
+            with relaying(address, most=whole.n_bytes) as relay:
+                options = ("--ctx", 256, "--device", "RPC0", "--rpc", relay.address)
+                cut = run_pyhobbit(verb, tiny_gguf, *n, *options, timeout=90)
+            assert (cut.returncode, len(cut.stderr.strip().splitlines())) == (1, 1), (verb, cut.stderr)
+            assert relay.address in cut.stderr
+
+
+def test_a_link_may_be_slow_to_answer(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    chat = ("chat", tiny_gguf, *on_rpc.CHAT)
+    here = run_pyhobbit(*chat)
+    with working() as (address, _), relaying(address, delay_s=0.0005) as relay:
+        done = run_pyhobbit(*chat, "--rpc", relay.address, "--device", "RPC0")
+    assert (done.returncode, done.stdout) == (0, here.stdout), done.stderr
+
+
+def test_two_machines_divide_the_experts(tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
+    """Three processes in all; the one that goes away is named."""
+    chat = ("chat", tiny_gguf, *on_rpc.CHAT, "--verbose")
+    here = run_pyhobbit(*chat)
+    with working() as (one, _), working() as (two, second):
+        options = ("--rpc", f"{one},{two}", "--device", "RPC0,RPC1")
+        done = run_pyhobbit(*chat, *options, timeout=60)
+        assert (done.returncode, done.stdout) == (0, here.stdout), done.stderr
+        with serving(tiny_gguf, tmp_path / "log", *options) as server:
+            text = server.complete(n=24)
+            with streaming(server, n_predict=400) as stream:
+                second.kill()
+                rest = stream.read().decode()
+            assert _GONE.partition(";")[0] in rest
+            assert two in server.request("/health").error
+            second.wait()
+            with working(port=int(two.rpartition(":")[2])):
+                wait_until(lambda: server.request("/health").status == 200)
+                assert server.complete(n=24) == text
 
 
 def test_a_worker_tells_who_comes_and_goes(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     port = free_port()
     command = [sys.executable, "-m", "pyhobbit", "worker", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-        wait_until(lambda: _listens(port))
+        wait_until(lambda: listens(port))
         options = ("--rpc", f"127.0.0.1:{port}", "--device", "RPC0")
         assert run_pyhobbit("chat", tiny_gguf, "-p", PROMPT, "-n", 2, *options, timeout=60).returncode == 0
         worker.terminate()
