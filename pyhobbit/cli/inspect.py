@@ -166,10 +166,12 @@ def _description(model: "ModelFile") -> dict[str, str]:
 
     n_layers = model.key("block_count", len(model.blocks))
     drafts = ", a draft block (MTP) among them" if holds_head(model.tensors) else ""
+    n = model.n_parameters
+    size = f"{n / 1e9:.1f} billion" if n >= 1e9 else f"{n / 1e6:.1f} million"
     with_experts = "all" if n_layers == len(model.blocks) else str(len(model.blocks))
     rows = {
         "model": f"{model.path}, {model.value('general.name', 'without a name')}",
-        "architecture": f"{model.architecture}, {_count(model.n_parameters)} parameters",
+        "architecture": f"{model.architecture}, {size} parameters",
         "layers": f"{n_layers}{drafts}, {with_experts} with routed experts",
         "experts": f"{model.n_experts} per layer, {_used_text(model)}"
         + (f", {model.n_shared} shared" if model.n_shared else ""),
@@ -197,10 +199,6 @@ def _used_text(model: "ModelFile") -> str:
 
 def _rows_text(rows: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<13} {text}" for name, text in rows.items())
-
-
-def _count(n: float) -> str:
-    return f"{n / 1e9:.1f} billion" if n >= 1e9 else f"{n / 1e6:.1f} million"
 
 
 def _tier_text(tier: "Tier", model: "ModelFile") -> str:

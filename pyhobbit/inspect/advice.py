@@ -148,10 +148,14 @@ def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
     if speed.disk is not None:
         disk = speed.disk
         how = f"{disk.n_threads} {'direct' if disk.direct else 'buffered'} reads at a time"
+        hidden = 1 - speed.wait_s * disk.bytes_per_s / speed.read_bytes if speed.read_bytes else 0.0
+        beside = f", {hidden:.0%} of it while computing" if hidden > 0 else ""
         rows["disk"] = (
             f"{format_size(disk.bytes_per_s)}/s by {how} of {format_size(disk.read_bytes)}; "
-            f"{format_size(speed.read_bytes)} to read per token{_hidden(speed)}"
+            f"{format_size(speed.read_bytes)} to read per token{beside}"
         )
+    if link := speed.sample.link_bytes_per_s:
+        rows["link"] = f"{format_size(link)}/s, {plan.pools / link:.3g} s to fill {format_size(plan.pools)}"
     for number, latency in enumerate(speed.sample.latencies):
         rows["one expert" if number == 0 else " " * (1 + number)] = _latency_text(latency)
     return rows
@@ -166,14 +170,6 @@ def _latency_text(of: Latency) -> str:
 
 def _rate(tokens_per_s: float) -> str:
     return f"{tokens_per_s:.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
-
-
-def _hidden(speed: Speed) -> str:
-    if speed.disk is None or not speed.read_bytes:
-        return ""
-    ideal = speed.read_bytes / speed.disk.bytes_per_s
-    hidden = 1 - speed.wait_s / ideal
-    return f", {hidden:.0%} of it while computing" if hidden > 0 else ""
 
 
 def quality_text(model: Path, cache: CacheConfig) -> str | None:

@@ -13,14 +13,14 @@ from pyhobbit._tables import Latency
 from pyhobbit.engine.engine import Engine, Piece
 from pyhobbit.engine.placement import PROMPTS, TEXT_TOKENS
 from pyhobbit.engine.plan import MemoryPlan
-from pyhobbit.engine.stats import CacheStats, Stats
+from pyhobbit.engine.stats import Stats
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.native.machine import Disk, measure_disk
 from pyhobbit.settings.config import EngineConfig, SamplingConfig
 from pyhobbit.settings.table import default
 
-_SAMPLE_SECONDS = 4.0
+_SAMPLE_SECONDS, _MOST_SECONDS = 4.0, 40.0  # the latter where a device is being filled
 _MIN_TOKENS = 4
 
 
@@ -39,7 +39,7 @@ class Sample:
 
     wait_s_per_byte: that computing waited, by bytes read; 0 where nothing was.  mix: shares of the selections
     in high precision, in low, and skipped.  warm: the second half; None where pools were not full by then.
-    latencies: see Engine.latencies(); of runs on a GPU.
+    latencies: see Engine.latencies(); of runs on a GPU.  link_bytes_per_s: of uploads to devices; 0: none.
     """
 
     n_tokens: int
@@ -48,6 +48,7 @@ class Sample:
     mix: tuple[float, float, float]
     warm: Warm | None
     latencies: tuple[Latency, ...] = ()
+    link_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,13 @@ def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SE
     """Loads the model and decodes for some seconds. Raises HobbitError, KeyboardInterrupt."""
     with Engine(path, config) as engine:
         cached = engine.info().cached
-        marks = [engine.stats()]
+        marks, n_filling = [engine.stats()], 0
         start = time.perf_counter()
         for _ in decode_texts(engine):
             marks.append(engine.stats())
-            if time.perf_counter() - start >= seconds and len(marks) > _MIN_TOKENS:
+            n_filling += _fills((marks[-2], marks[-1]))
+            most = seconds if 2 * n_filling < len(marks) else _MOST_SECONDS
+            if time.perf_counter() - start >= most and len(marks) > _MIN_TOKENS:
                 break
         latencies = engine.latencies()
     if not cached:
@@ -122,32 +125,35 @@ def decode_texts(engine: Engine, before: str = "") -> Iterator[Piece]:
             raise HobbitError("the model ends every answer at once, so there is no decoding to measure")
 
 
+def _fills(pair: tuple[Stats, Stats]) -> bool:
+    """True if free slots of a device were filled meanwhile: each is once, over a link that may be slow."""
+    before, after = (each.cache.bytes_transferred for each in pair)
+    return before < after <= pair[1].info.pool_bytes_high + pair[1].info.pool_bytes_low
+
+
 def _compute_s(marks: Sequence[Stats]) -> float:
     """Seconds of a token without its waits: the median, which a busy machine's hiccups do not change."""
-    steps = [after.since(before) for before, after in pairwise(marks)]
-    times = [step.decode_s - step.cache.stall_s for step in steps if step.decoded_tokens == 1]
-    return max(1e-6, float(np.median(times)))
+    pairs = [each for each in pairwise(marks) if each[1].decoded_tokens == each[0].decoded_tokens + 1]
+    steps = [after.since(before) for before, after in [each for each in pairs if not _fills(each)] or pairs]
+    return max(1e-6, float(np.median([step.decode_s - step.cache.stall_s for step in steps])))
 
 
 def _cached_sample(marks: Sequence[Stats]) -> Sample:
     middle = marks[len(marks) // 2]
     whole, late = marks[-1].since(marks[0]), marks[-1].since(middle)
     cache, found, n_late = whole.cache, whole.cache.rates, late.generated_tokens
-    warm = None
+    warm, rates = None, late.cache.rates
     if middle.cache.evictions and n_late:
-        warm = Warm(_hits(late.cache), late.cache.stall_s / n_late, late.cache.bytes_read / n_late)
+        high, low = (1.0 if rate is None else rate for rate in (rates.hit_rate_high, rates.hit_rate_low))
+        warm = Warm((high, low), late.cache.stall_s / n_late, late.cache.bytes_read / n_late)
     return Sample(
         n_tokens=whole.generated_tokens,
         compute_s=_compute_s(marks),
         wait_s_per_byte=cache.stall_s / cache.bytes_read if cache.bytes_read else 0.0,
         mix=(found.high_share or 0.0, found.low_share or 0.0, found.skipped_share or 0.0),
         warm=warm,
+        link_bytes_per_s=cache.bytes_transferred / cache.transfer_s if cache.transfer_s else 0.0,
     )
-
-
-def _hits(cache: CacheStats) -> tuple[float, float]:
-    high, low = cache.rates.hit_rate_high, cache.rates.hit_rate_low
-    return 1.0 if high is None else high, 1.0 if low is None else low
 
 
 #

@@ -184,6 +184,29 @@ def test_a_sample_is_computed_from_the_counters(evictions: int, monkeypatch: pyt
     assert (sample.warm.wait_s, sample.warm.read_bytes) == pytest.approx((0.15 / 2, 15e6 / 2))
 
 
+@pytest.mark.parametrize("is_filling", [False, True])
+def test_the_filling_of_a_device_is_not_a_tokens_time(
+    is_filling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of a second while free slots of 500 MiB are filled, and of 0.1 s otherwise."""
+    sent, spent, marks = 0, 0.0, [_mark(0, 0, 0.0)]
+    for n in range(1, 40):
+        is_uploading = is_filling or (n < 10 and n != 5)
+        sent = min(500 << 20, sent + (10 << 20)) if is_uploading else sent + (n >= 20) * (500 << 20)
+        spent += 1.0 if is_uploading else 0.1
+        counters = {"bytes_transferred": sent, "transfer_s": sent / 5e7}
+        marks.append(_mark(n, n, spent, **counters))
+    monkeypatch.setattr("pyhobbit.inspect.speed.Engine", _ToldEngine(marks))
+    times = iter(range(0, 1000, 2))
+    monkeypatch.setattr("pyhobbit.inspect.speed.time.perf_counter", lambda: next(times))
+    sample = measure_sample(Path("m.gguf"), EngineConfig(), seconds=0)
+    assert sample.compute_s == pytest.approx(1.0 if is_filling else 0.1)
+    assert sample.n_tokens == (20 if is_filling else 16)  # 40 seconds, or until half of them are steady
+    assert sample.link_bytes_per_s == pytest.approx(5e7)
+    rows = speed_rows(PLAN, replace(estimate(PLAN, SAMPLE, DISK), sample=sample))
+    assert rows["link"] == "47.7 MiB/s, 10.5 s to fill 500.0 MiB"
+
+
 #
 # text for people
 #
