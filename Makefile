@@ -108,7 +108,7 @@ SOURCES := $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tool
 
 # Neither torch nor what tests need. npm's downloads for the web page, 0.7 GB, are deleted.
 .venv/.pyhobbit$(GPU:%=-%): $(SOURCES)
-	@echo '== pyhobbit: this takes $(or $(TIME_$(GPU)),some 6 minutes on two cores) and 0.8 GB of disk, 0.3 GB of it in .venv'
+	@echo '== pyhobbit: this takes $(or $(TIME_$(GPU)),some 5 minutes on two cores) and 0.8 GB of disk, 0.3 GB of it in .venv'
 	.ci/deps install
 	$(PYTHON) -m venv .venv
 	$(PINNED) --requirement requirements/build.txt

@@ -237,3 +237,12 @@ def test_the_readmes_picture_has_the_figures_of_its_table() -> None:
             for _, speed in found[arm]:
                 assert f">{speed:.3g}</text>" in drawn
                 assert f"| {speed:.1f} |" in readme
+
+
+@pytest.mark.parametrize(
+    "page", ["README", *(f"docs/{n}" for n in ["getting-started", "chat", "server", "gpu", "python"])]
+)
+def test_a_page_for_users_begins_with_a_command(page: str) -> None:
+    lines = (ROOT / f"{page}.md").read_text().splitlines()
+    assert next(n for n, line in enumerate(lines, 1) if line.startswith("```")) <= 25
+    assert len((ROOT / "README.md").read_text().split()) < 1000
