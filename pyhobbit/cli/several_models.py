@@ -11,8 +11,7 @@ from pyhobbit.cli import server_flags
 from pyhobbit.cli.server_flags import value
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import file_names
-from pyhobbit.model.model_file import check_form, model_parts
-from pyhobbit.model.names import check_model_file
+from pyhobbit.model.names import models_below
 from pyhobbit.settings.config import CacheConfig, format_size
 
 Presets = dict[str, dict[str, str]]
@@ -30,22 +29,13 @@ def find_models(folder: Path) -> tuple[Presets, list[str]]:
     A folder with one model gives it its name, and a single projector belongs to the models beside it.
     Raises HobbitError.
     """
-    if not folder.is_dir():
-        raise HobbitError(f"{folder} is not a folder; give one that holds GGUF files")
-    problems: list[str] = []
+    found, problems = models_below(folder, "*", "*/*")
     models: dict[Path, list[Path]] = {}
-    projectors: dict[Path, list[Path]] = {}
-    for path in sorted(filter(file_names.is_gguf, [*folder.glob("*"), *folder.glob("*/*")])):
-        try:
-            if _is_model(path):
-                models.setdefault(path.parent, []).append(path)
-            elif "mmproj" in path.name.lower():
-                projectors.setdefault(path.parent, []).append(path)
-        except (HobbitError, OSError) as e:
-            problems.append(str(e) if isinstance(e, HobbitError) else f"{path}: {e.strerror}")
+    for path in found:
+        models.setdefault(path.parent, []).append(path)
     presets: Presets = {}
     for parent, paths in models.items():
-        beside = projectors.get(parent, []) if parent != folder else []
+        beside = sorted(parent.glob("*mmproj*.gguf")) if parent != folder else []
         for path in paths:
             name = parent.name if parent != folder and len(paths) == 1 else file_names.model_stem(path)
             text = name + "".join(map(str, [path.absolute(), *beside]))
@@ -72,20 +62,6 @@ def _with_exact(presets: Presets) -> Presets:
     return presets
 
 
-def _is_model(path: Path) -> bool:
-    """False for what comes with a model. Raises HobbitError, OSError for a file that cannot be one."""
-    split = file_names.split_name(path)
-    if split is not None and split[1] > 1:
-        if not path.with_name(file_names.part_names(path.name)[0]).exists():
-            raise HobbitError(f"{path} is a part of a model whose first part is missing")
-        return False
-    if not file_names.is_model_file(path):
-        return False
-    check_model_file(path)
-    check_form(model_parts(path))
-    return True
-
-
 def preset_file(presets: Mapping[str, Mapping[str, str]]) -> str:
     """The path of a file for --models-preset, as long as this process lives; prints the names."""
     print(f"pyhobbit: names     {', '.join(presets)}", file=sys.stderr)
@@ -97,10 +73,8 @@ def preset_file(presets: Mapping[str, Mapping[str, str]]) -> str:
 
 def all_downloads() -> list[str]:
     """--models-preset with all that `pyhobbit list` shows, or nothing where there is none."""
-    from pyhobbit.model.downloaded import (
-        downloaded_models,
-        models_of_programs,
-    )  # huggingface_hub takes a while
+    # huggingface_hub takes a while
+    from pyhobbit.model.downloaded import downloaded_models, models_of_programs
 
     models = [*downloaded_models(), *models_of_programs()]
     presets = _with_exact({each.name: {"model": str(each.path.absolute())} for each in models})

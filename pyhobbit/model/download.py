@@ -224,9 +224,7 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
         if all(each.startswith("consolidated") for each in weights):
             raise HobbitError(file_names.MISTRALS_OWN.format(repo.name))
         return [*weights, *(file for file in sorted(files) if _CHECKPOINT.fullmatch(file))]
-    if (
-        quant is not None and quant in files and is_first(quant)
-    ):  # the file itself, also a draft's or a projector
+    if quant is not None and quant in files and is_first(quant):  # the file itself, of any kind
         return whole(repo.name, quant, files)
     if quant is not None:
         for joined, pieces in file_names.raw_pieces(files).items():

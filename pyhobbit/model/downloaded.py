@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The GGUF models in Hugging Face's cache, which all programs on huggingface_hub share, and in folders."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +12,9 @@ from huggingface_hub.errors import CacheNotFound
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import other_programs
 from pyhobbit.model.download import is_complete, whole
-from pyhobbit.model.file_names import is_gguf, is_model_file, is_model_name
+from pyhobbit.model.file_names import is_model_file, is_model_name
 from pyhobbit.model.labels import is_first, label, matching, the_one
-from pyhobbit.model.names import parse_repository
+from pyhobbit.model.names import models_below, parse_repository
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
@@ -53,23 +54,15 @@ def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
 
 def models_in(folder: Path, pattern: str = "**/*") -> list[LocalModel]:
     """The GGUF models in a folder and those below it, as far as the pattern goes. Raises HobbitError."""
-    if not folder.is_dir():
-        raise HobbitError(f"{folder} is not a folder; give one that holds GGUF files")
-    paths = {
-        str(path.relative_to(folder)): path
-        for path in folder.glob(pattern)
-        if is_gguf(path) and path.is_file()
-    }
-    return [
-        LocalModel(
-            name=str(paths[first]),
-            path=paths[first],
-            size=sum(paths[name].stat().st_size for name in whole(str(folder), first, paths)),
-            last_used=paths[first].stat().st_atime,
-            program="a folder",
-        )
-        for first in _models(paths)
-    ]
+    paths, problems = models_below(folder, pattern)
+    for problem in problems:
+        print(f"pyhobbit: skipped   {problem}", file=sys.stderr)
+    models = []
+    for path in paths:
+        beside = {each.name: each for each in path.parent.iterdir()}
+        size = sum(beside[name].stat().st_size for name in whole(str(folder), path.name, beside))
+        models.append(LocalModel(str(path), path, size, path.stat().st_atime, "a folder"))
+    return models
 
 
 def models_of_programs() -> list[LocalModel]:

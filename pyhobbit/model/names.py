@@ -87,6 +87,37 @@ def check_model_file(path: Path) -> None:
         raise HobbitError(f"{path} is no model but {what}; give the model")
 
 
+def models_below(folder: Path, *patterns: str) -> tuple[list[Path], list[str]]:
+    """First files of the models in a folder, and why other GGUF files are none. Raises HobbitError."""
+    if not folder.is_dir():
+        raise HobbitError(f"{folder} is not a folder; give one that holds GGUF files")
+    models, problems = [], []
+    found = (each for pattern in patterns for each in folder.glob(pattern))
+    for path in sorted(filter(file_names.is_gguf, found)):
+        try:
+            if _is_model(path):
+                models.append(path)
+        except (HobbitError, OSError) as e:
+            problems.append(str(e) if isinstance(e, HobbitError) else f"{path}: {e.strerror}")
+    return models, problems
+
+
+def _is_model(path: Path) -> bool:
+    """False for what comes with a model. Raises HobbitError, OSError for a file that cannot be one."""
+    split = file_names.split_name(path)
+    if split is not None and split[1] > 1:
+        if not path.with_name(file_names.part_names(path.name)[0]).exists():
+            raise HobbitError(f"{path} is a part of a model whose first part is missing")
+        return False
+    if not file_names.is_model_file(path):
+        return False
+    from pyhobbit.model.model_file import check_form, model_parts  # takes a while to import
+
+    check_model_file(path)
+    check_form(model_parts(path))
+    return True
+
+
 def suggestion(folder: Path, name: str = "") -> str:
     """Suggests files instead of `name`, in words that follow a sentence."""
     if not folder.is_dir():

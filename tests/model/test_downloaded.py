@@ -89,12 +89,17 @@ def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert downloaded_models(tmp_path / "none") == []
 
 
-def test_folders_are_listed_with_what_lies_below(tmp_path: Path) -> None:
+def test_folders_are_listed_with_what_lies_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in REPOS["user/many"].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "cut.gguf").write_bytes(EMPTY[:-40])
     found = {model.name: model.size for model in models_in(tmp_path)}
     assert found == {str(tmp_path / "M-Q4_K_M.gguf"): 150, str(tmp_path / PART.format(1)): 400}
+    said = capsys.readouterr().err
+    assert f"pyhobbit: skipped   {tmp_path / 'empty.gguf'} is not a GGUF file" in said
+    assert f"pyhobbit: skipped   {tmp_path / 'cut.gguf'} is damaged: it ends in the middle" in said
     with pytest.raises(HobbitError, match="is not a folder"):
         models_in(tmp_path / "none")
 
