@@ -22,7 +22,6 @@ from pyhobbit.settings.config import (
 from pyhobbit.settings.papers import PAPER_HELP, paper_text, settings_of
 from pyhobbit.settings.table import NAMED, OPTIONS, Key, default_text, help_text
 
-_LEAST_BYTES = 1000  # a number below this is no size in bytes
 _SHORT = 32  # characters of choices that stand in place of NAME
 
 
@@ -86,11 +85,7 @@ def setting_value(name: str, given: Any) -> Any:
     specs = OPTIONS[name]
     if len(specs) > 1 and isinstance(given, str):
         return numbers(given, ",", name)
-    if specs[0].kind != "size" or not isinstance(given, str):
-        return given
-    if given.strip().isdecimal() and 0 < int(given) < _LEAST_BYTES:
-        raise ConfigError(f"--{name.replace('_', '-')} {given} is {given} bytes; for GiB write {given}G")
-    return parse_size(given)
+    return parse_size(given) if specs[0].kind == "size" and isinstance(given, str) else given
 
 
 def add_model_options(

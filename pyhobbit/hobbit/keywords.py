@@ -79,8 +79,8 @@ def cache_config(cache: CacheConfig | None, settings: Mapping[str, Any]) -> Cach
     given = {name: value for name, value in settings.items() if value is not None}
     for name, value in given.items():
         kind = OPTIONS[name][0].kind
-        if kind == "size" and isinstance(value, str):
-            given[name] = parse_size(value)
+        if kind == "size" and type(value) in (int, str):
+            given[name] = parse_size(str(value))
         elif kind == "path":
             given[name] = Path(value)
     config = replace(cache or CacheConfig(), **given)

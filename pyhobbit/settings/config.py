@@ -34,6 +34,8 @@ def parse_size(text: str) -> int:
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size <= 0:
         raise ConfigError(f"'{text}' is not a size; write it like 2G, 512M or as a number of bytes")
+    if size < 1000 and text.strip().isdecimal():
+        raise ConfigError(f"'{text}' is {size} bytes; for GiB write {size}G")
     return size
 
 

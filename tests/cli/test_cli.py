@@ -199,7 +199,7 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["chat", "https://example.com/m.gguf"], "is not an address on Hugging Face; download the file"),
         (["pull", "m.gguf"], "m.gguf is not on Hugging Face; write USER/NAME[:QUANT]"),
         (["rm", "m.gguf"], "m.gguf is no download, and rm deletes downloads only"),
-        (["chat", "m.gguf", "--memory", "8"], "--memory 8 is 8 bytes; for GiB write 8G"),
+        (["chat", "m.gguf", "--memory", "8"], "'8' is 8 bytes; for GiB write 8G"),
         (["chat", "m.gguf", "--memor", "1G"], "chat has no option --memor; did you mean --memory?"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
         (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many; put a prompt between"),

@@ -20,7 +20,7 @@ from pyhobbit import Hobbit, HobbitError
 
 def smallest(**arguments):
     try:
-        Hobbit(sys.argv[1], memory=1, verbose=False, **arguments)
+        Hobbit(sys.argv[1], memory=1000, verbose=False, **arguments)
     except HobbitError as e:
         return int(re.search(r"smallest that works is (\\d+) MiB", str(e))[1]) << 20
 """
@@ -123,7 +123,7 @@ else:
     print("opened")
 """
     body = _REFUSED + body.replace("OPENING", opening)
-    named = re.search(r"the smallest that works is (\d+) MiB", run_script(body, tiny_gguf, 1))
+    named = re.search(r"the smallest that works is (\d+) MiB", run_script(body, tiny_gguf, 1000))
     assert named is not None
     assert run_script(body, tiny_gguf, int(named[1]) << 20) == "opened\n"
 
@@ -228,7 +228,7 @@ def cycle():
         model("def read_file(path):", max_tokens=8, temperature=0.0)
         in_use = allocated()
     try:
-        Hobbit(sys.argv[1], pools=1, verbose=False)
+        Hobbit(sys.argv[1], pools=1000, verbose=False)
     except HobbitError:
         return in_use
 

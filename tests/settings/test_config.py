@@ -24,7 +24,7 @@ from pyhobbit.settings.resolve import check_settings
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
     [
-        ("1", 1),
+        ("1B", 1),
         ("1000000", 1_000_000),
         ("2G", 2 << 30),
         ("2g", 2 << 30),
@@ -44,6 +44,8 @@ def test_sizes_are_read_in_powers_of_1024(text: str, n_bytes: int) -> None:
     "text", ["", "G", "2X", "2GG", "-1G", "0", "0.0001", "1e9", "two", "1..5G", "2 G 3", "nan"]
 )
 def test_a_size_that_cannot_be_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="'8' is 8 bytes; for GiB write 8G"):
+        parse_size("8")
     with pytest.raises(ConfigError, match="is not a size; write it like 2G"):
         parse_size(text)
 
