@@ -52,7 +52,7 @@ def convert(options: Options) -> Path | None:
             raise HobbitError(
                 f"the disk became full while {output} was written: make room and convert again"
             ) from error
-        raise HobbitError(f"converting {options.model} to {output} failed: {error.strerror}") from error
+        raise HobbitError(f"writing {output} failed: {error.strerror}; -o FILE writes elsewhere") from error
 
 
 def _check_options(options: Options) -> None:

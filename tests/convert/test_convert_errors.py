@@ -231,6 +231,17 @@ def test_disk_that_becomes_full_leaves_no_file(model: Path, monkeypatch: pytest.
     assert list(model.parent.iterdir()) == [model]
 
 
+def test_a_folder_that_cannot_be_written_says_what_else_can(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pwrite(*_arguments: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(HobbitError, match=r"failed: Read-only file system; -o FILE writes elsewhere$"):
+        convert(Options(model))
+
+
 def test_limit_on_file_size_leaves_no_file(model: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
