@@ -5,7 +5,6 @@ Every option of llama-server is passed on; llama-server's own help: pyhobbit lla
 """
 
 import argparse
-import contextlib
 import csv
 import glob
 import hashlib
@@ -237,7 +236,7 @@ def _no_warmup(passed_on: Sequence[str]) -> list[str]:
 def _add_model_options(args: argparse.Namespace, model: Path) -> list[str]:
     """Takes what was not given from the file beside the model; returns the names of these options."""
     vars(args).update({name: value(flag, args.passed_on) for name, flag in _SERVER_NAMES.items()})
-    found = add_model_options(args, model)
+    found = add_model_options(args, model, {*vars(args), "system", "think"})
     for name in found:
         if name in _SERVER_NAMES:
             args.passed_on += [_SERVER_NAMES[name], str(found[name])]
@@ -436,7 +435,7 @@ def _check_memory(
     """How it will be opened; None where flags decide about memory. Raises HobbitError if it does not fit."""
     from pyhobbit.engine.plan import ShortOfMemory, check_limit, lay_out  # loads the libraries
     from pyhobbit.native.ffi import lib
-    from pyhobbit.native.machine import resident_memory
+    from pyhobbit.native.machine import memory_limit, resident_memory
 
     check_limit(cache.memory)
     config = _server_config(cache, n_batch, passed_on)
@@ -453,14 +452,22 @@ def _check_memory(
     }
     try:
         return lay_out(model, config, **beside)
-    except HobbitError as e:
-        if cache.memory is None or not isinstance(e, ShortOfMemory):
+    except ShortOfMemory as e:
+        if cache.memory is None:
             raise
         # llama-server's process is smaller than this one
         of_python = max(0, resident_memory() - _SERVER_BYTES)
-        larger = replace(config, cache=replace(cache, memory=cache.memory + of_python))
-        with contextlib.suppress(HobbitError):
+        larger = replace(config, cache=replace(cache, memory=min(cache.memory + of_python, memory_limit())))
+        try:
             plan = lay_out(model, larger, **beside)
             return replace(plan, info=replace(plan.info, memory=cache.memory))
-        less = of_python >> 20
-        raise HobbitError(re.sub(r"(?<=works is )\d+", lambda n: str(int(n[0]) - less), str(e))) from e
+        except HobbitError as short:
+            error = re.sub(r"(?<=works is )\d+", lambda n: str(int(n[0]) - (of_python >> 20)), str(short))
+        found = re.search(r"works is (\d+)", error)
+        if found and cache.memory < (least := int(found[1]) << 20):  # with more, requests may take more
+            try:
+                _check_memory(model, replace(cache, memory=least), n_batch, passed_on)
+            except HobbitError as closer:
+                error = str(closer)
+        error = re.sub(r"(?<=budget of )[\d.]+ \w+", format_size(cache.memory), error)
+        raise HobbitError(re.sub(r"\S+ \S+ for Python and libraries", "20 MiB for the server", error)) from e

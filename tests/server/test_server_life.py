@@ -397,6 +397,16 @@ def test_a_low_tier_that_lies_idle_is_mentioned(tiny_gguf: Path, run_pyhobbit: R
         assert "low tier" not in run_pyhobbit("serve", tiny_gguf, *used, *ends_early).stderr
 
 
+def test_options_of_a_model_that_only_chat_takes_are_told(
+    tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    (model := tmp_path / "m.gguf").symlink_to(tiny_gguf)
+    model.with_suffix(".toml").write_text('temp = 0.5\nsystem = "x"\nthink = "off"\n')
+    done = run_pyhobbit("serve", model, "--port", free_port(), "--chat-template-file", "/nowhere")
+    told = r"m\.toml sets temp, system, think; system and think are for chat, and a client's requests have"
+    assert re.search(told, done.stderr)
+
+
 def test_what_is_served_is_said_first(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     port = free_port()
     ends_early = ("--port", port, "--ctx-size", 512, "--chat-template-file", "/nowhere")

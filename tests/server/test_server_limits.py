@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import RunPyhobbit
 from ports import free_port
-from servers import PROMPT, Answer, Server, serving, streaming, wait_until
+from servers import PROMPT, Answer, Server, running, serving, streaming, wait_until
 from test_server_openai import TEMPLATE, WEATHER
 
 BEGUN = '<tool_call>\n{"name": "f", '
@@ -183,3 +184,15 @@ def _answers(server: Server, path: str) -> bool:
     with suppress(OSError):
         return server.request(path).status == 200
     return False
+
+
+def test_the_least_memory_that_is_told_works(
+    tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    said = run_pyhobbit("serve", tiny_gguf, "--memory", "10M", "--port", 0).stderr
+    least = int(said.split("the smallest that works is ")[1].split()[0])
+    assert said.startswith("pyhobbit: error: a memory budget of 10.0 MiB is too small: ")
+    assert "20 MiB for the server; the rest" in said
+    command = [sys.executable, "-m", "pyhobbit", "serve", tiny_gguf, "--memory", f"{least + 1}M"]
+    with running(command, tmp_path / "log") as server:  # this process may differ by a page or two
+        assert server.complete(n=4)
