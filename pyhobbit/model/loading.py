@@ -52,8 +52,8 @@ class Log:
             sys.stderr.write(line)
 
 
-llama.llama_backend_init()
 log = Log()
+llama.llama_backend_init()
 
 opening = threading.RLock()
 """Held while a model is opened or closed: llama.cpp's log and hobbit's last error belong to the process."""
