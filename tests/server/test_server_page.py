@@ -75,5 +75,5 @@ def test_the_panel_shows_two_clients_beside_the_conversation(tiny_gguf: Path, tm
     assert hosts == {server.url.removeprefix("http://")}  # works without network
     found = dict(line.split("\t") for line in text.splitlines() if line.count("\t") == 1)
     assert float(found["tokens/s, with prompts"]) > 0
-    assert 0 < float(found["hits"].split()[0]) <= 100
-    assert float(found["MB per token"]) > 0
+    assert 0 < float(found["experts found in memory"].split()[0]) <= 100
+    assert float(found["MiB per token"]) > 0

@@ -104,10 +104,12 @@ def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
     found = rates(before["/hobbit"][1], after_counters, seconds, after_counters["n_token_uses"])
     assert told == pytest.approx(asdict(found), abs=1e-6)
     assert float(figures["tokens/s, with prompts"]) == pytest.approx(found.tokens_per_s, abs=0.06)
-    assert float(figures["hits"].split()[0]) == pytest.approx(100 * (found.hit_rate or 0), abs=0.06)
+    assert float(figures["experts found in memory"].split()[0]) == pytest.approx(
+        100 * (found.hit_rate or 0), abs=0.06
+    )
     read = (found.bytes_read_per_token or 0) / 2**20
     assert float(figures["MiB per token"]) == pytest.approx(read, abs=0.06)
-    assert 0 < float(figures["hits"].split()[0]) <= 100
+    assert 0 < float(figures["experts found in memory"].split()[0]) <= 100
     assert float(figures["MiB per token"]) > 0
     shares = [float(each.split()[0]) for each in figures["high, low, skipped"].split(", ")]
     assert sum(shares) == pytest.approx(100, abs=0.2)
