@@ -13,6 +13,9 @@ import pytest
 from exactness import SHORT_PLANS, assert_same_bits
 from gguf import GGUFReader
 
+from pyhobbit.quality.evaluate import Evaluator
+from pyhobbit.settings.config import CacheConfig, EngineConfig
+
 FOLDER = Path(__file__).resolve().parent
 QUESTION, FACT = "What is the opposite of hot?", "cold"
 pytestmark = [pytest.mark.slow, pytest.mark.model]
@@ -43,6 +46,22 @@ def test_its_file_says_what_it_is(carved: Path) -> None:
     about = GGUFReader(carved).fields["general.description"].contents()
     assert "its routing is carved, not trained" in about
     assert "1.31 to 1.63 times the dense model's" in about
+
+
+def test_lowering_costs_less_than_skipping(
+    carved: Path, run_pyhobbit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """So `--quality fast` skips nothing where the low tier has four bits."""
+    path = carved.with_name("two-tiers.gguf")
+    assert run_pyhobbit("convert", carved, "--low", "q4_0", "-o", path).returncode == 0
+    with Evaluator(path, EngineConfig(CacheConfig(pools=31 << 20), 128, n_threads=2)) as opened:
+        chunks = opened.chunks((models.ROOT / "docs/quality.md").read_text("utf-8"))[:4]
+        reference = opened.reference(chunks)
+        low = opened.measure(chunks, reference, t1=0.0, t2=1.0)
+        skipped = opened.measure(chunks, reference, t1=0.3, t2=0.9)
+    print(low, skipped, sep="\n")
+    assert low.bytes_per_token < skipped.bytes_per_token
+    assert low.mean_kl < skipped.mean_kl
 
 
 def test_half_of_the_experts_in_memory_give_the_bits_of_stock_llama_cpp(carved: Path) -> None:

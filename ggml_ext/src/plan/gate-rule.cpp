@@ -20,13 +20,13 @@ static double low_demand(const rule_numbers & t) {
     return 1.0 - t[t1_number];
 }
 
-// From this precision on, a low tier costs little: docs/quality.md has the divergences.
+// From this precision on, a low tier costs less than skipping: docs/quality.md has the divergences.
 static constexpr double FINE_BITS = 4.0;
 
 static rule_numbers of_bits(double low_bits, bool is_fast) {
     rule_numbers t;
-    t[t1_number] = is_fast && low_bits >= FINE_BITS ? 0.3 : 0.6;
-    t[t2_number] = is_fast ? 0.9 : 1.0;
+    t[t1_number] = is_fast && low_bits >= FINE_BITS ? 0.0 : 0.6;
+    t[t2_number] = is_fast && low_bits < FINE_BITS ? 0.9 : 1.0;
     return t;
 }
 

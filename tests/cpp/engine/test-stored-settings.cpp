@@ -147,6 +147,7 @@ TEST_CASE("without a calibration the type of the low tier decides, and a note sa
     CHECK(coarse.number("hobbit.t1") == fine.number("hobbit.t1"));
     CHECK(coarse.number("hobbit.t2") == 1.0);
     CHECK(with_quality("fast", {}, 4.5).number("hobbit.t1") < fine.number("hobbit.t1"));
+    CHECK(with_quality("fast", {}, 4.5).number("hobbit.t2") == 1.0);
     CHECK(with_quality("fast", {}, 2.6).number("hobbit.t2") < 1.0);
     const settings of_file = with_quality("small-loss", { { "hobbit.t1", 0.45 }, { "hobbit.t2", 0.9 } }, 4.5);
     CHECK(of_file.values().at("hobbit.quality").note == "stored in the file: t1 0.45, t2 0.9");
