@@ -92,8 +92,11 @@ static size_t llama_hobbit_snapshot_bytes(const llama_context & lctx, const llam
 }
 
 llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx) {
-    llama_hobbit_plan sum = {};
+    const llama_model & model  = lctx.get_model();
+    llama_hobbit_plan   sum    = {};
+    uint64_t            placed = 0; // bytes of weights
     for (const auto & [buft, size] : lctx.memory_breakdown()) {
+        placed += size.model;
         if (llama_hobbit_is_host_memory(buft)) {
             sum.weights += size.model;
             sum.context += size.context;
@@ -102,13 +105,18 @@ llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx) {
             sum.device_compute += size.compute / llama_hobbit_times_counted(lctx, buft);
         }
     }
-    sum.weights += llama_hobbit_vocabulary_bytes(lctx.get_model().vocab);
+    if (!model.hobbit) { // files are mapped with what nobody uses, such as a draft head
+        sum.weights += model.size() - std::min<uint64_t>(model.size(), placed);
+    }
+    sum.weights += llama_hobbit_vocabulary_bytes(model.vocab);
     sum.compute += llama_hobbit_work_bytes(lctx);
 
     const size_t states = llama_hobbit_snapshot_bytes(lctx, lctx.get_memory());
     sum.snapshot        = states + states / 64; // with positions and the like
     return sum;
 }
+
+using llama_hobbit_ctx_ptr = std::unique_ptr<llama_context, decltype(&llama_free)>;
 
 // Bytes by token of a pass: llama.cpp allows graphs of 40 nodes for it, and keeps two.
 static constexpr uint64_t HEAD_GRAPHS = 44 << 10;
@@ -121,7 +129,7 @@ static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_cont
     params.ctx_type     = LLAMA_CONTEXT_TYPE_MTP;
     params.ctx_other    = ctx;
     params.n_rs_seq     = 0;
-    const std::unique_ptr<llama_context, decltype(&llama_free)> head(llama_init_from_model(model, params), llama_free);
+    const llama_hobbit_ctx_ptr head(llama_init_from_model(model, params), llama_free);
     if (!head) {
         char err[1024];
         throw std::runtime_error(hobbit_last_error(err, sizeof(err)) > 0
@@ -136,25 +144,121 @@ static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_cont
     return needs;
 }
 
-bool llama_hobbit_plan_make(llama_context * ctx, const llama_context_params * head, llama_hobbit_plan * plan,
-                            char * err, size_t err_size) {
-    *plan = {};
-    try {
-        const llama_hobbit_plan own  = head ? llama_hobbit_head_needs(ctx, *head) : llama_hobbit_plan();
-        *plan                        = llama_hobbit_needs(*ctx);
-        plan->head                   = own.context + own.compute;
-        plan->context               += own.context;
-        plan->compute               += own.compute;
-        plan->device_compute        += own.device_compute;
-    } catch (const std::exception & e) {
-        snprintf(err, err_size, "%s", e.what());
-        return false;
+namespace {
+
+constexpr uint64_t CELL = 64; // bytes of llama.cpp for a token of context beside the KV cache, with no_alloc too
+constexpr double   MOST_OF_FREE  = 0.5; // share of what a model without a cache leaves, for a larger context
+constexpr uint32_t LEAST_CONTEXT = 256;
+
+// Opens contexts of a model of no_alloc, one after the other, and tells what each needs.
+class planner {
+  public:
+    struct needs {
+        llama_hobbit_plan plan  = {};
+        bool              fits  = false;
+        std::string       error = {};
+
+        double of_context() const {
+            return double(plan.context + plan.compute + plan.device_compute + plan.pools.batch_bytes);
+        }
+    };
+
+    planner(llama_model * model, llama_context_params & params, const llama_hobbit_choice & choice) :
+        model_(model), params_(params), choice_(choice) {
+        open();
     }
-    hobbit_model * model = ctx->get_model().hobbit.get();
-    if (!model) {
-        return true;
+
+    needs choose() {
+        const needs own   = last_;
+        uint32_t    n_ctx = params_.n_ctx, n_batch = params_.n_ubatch;
+        for (size_t i = choice_.n_contexts; i > 0 && n_ctx < choice_.contexts[i - 1]; i--) {
+            n_ctx = is_good(own, of(choice_.contexts[i - 1], n_batch)) ? choice_.contexts[i - 1] : n_ctx;
+        }
+        const needs narrow = of(n_ctx, n_batch);
+        bool        pays   = model_->hobbit && narrow.fits && !narrow.plan.pools.holds_all;
+        for (size_t i = 0; pays && i < choice_.n_batches; i++) {
+            const uint32_t n = std::max(n_batch, std::min(choice_.batches[i], n_ctx));
+            pays             = of(n_ctx, n).fits && spares(narrow, last_);
+            n_batch          = pays ? n : n_batch;
+        }
+        needs chosen = of(n_ctx, n_batch);
+        if (chosen.plan.pools.shortage == HOBBIT_SHORT_OF_MEMORY) {
+            for (uint32_t less = n_ctx / 2; less >= LEAST_CONTEXT && !chosen.plan.n_ctx_less; less /= 2) {
+                chosen.plan.n_ctx_less = of(less, std::min(n_batch, less)).fits ? less : 0;
+            }
+        }
+        params_.n_ctx   = n_ctx;
+        params_.n_batch = params_.n_ubatch = n_batch;
+        return chosen;
     }
-    hobbit_set_snapshot_size(model, plan->snapshot);
-    return hobbit_plan_pools(model, plan->weights + plan->context + plan->compute, llama_n_ubatch(ctx), &plan->pools,
-                             err, err_size);
+
+  private:
+    // Returns the needs with another context. The cache's figures are of what was asked for last.
+    const needs & of(uint32_t n_ctx, uint32_t n_batch) {
+        if (n_ctx != params_.n_ctx || n_batch != params_.n_ubatch) {
+            params_.n_ctx   = n_ctx;
+            params_.n_batch = params_.n_ubatch = n_batch;
+            open();
+        }
+        return last_;
+    }
+
+    bool spares(const needs & own, const needs & larger) const {
+        return larger.of_context() <= own.of_context() + choice_.share * double(own.plan.pools.pool_bytes);
+    }
+
+    bool is_good(const needs & own, const needs & larger) const {
+        if (!model_->hobbit) {
+            const double free = double(choice_.available) - double(own.plan.weights);
+            return larger.fits && larger.of_context() <= MOST_OF_FREE * free;
+        }
+        const bool all = own.plan.pools.holds_all && !choice_.has_pools;
+        return own.fits && larger.fits && (all ? larger.plan.pools.holds_all : spares(own, larger));
+    }
+
+    void open() {
+        last_ = {};
+        if (params_.n_ctx * CELL > choice_.available) {
+            last_.error = format("a context of %u tokens does not fit into memory; use a smaller --ctx", params_.n_ctx);
+            return;
+        }
+        const llama_hobbit_ctx_ptr ctx(llama_init_from_model(model_, params_), llama_free);
+        if (!ctx) {
+            return;
+        }
+        llama_hobbit_plan & plan = last_.plan;
+        try {
+            const auto own       = choice_.has_head ? llama_hobbit_head_needs(ctx.get(), params_) : llama_hobbit_plan();
+            plan                 = llama_hobbit_needs(*ctx);
+            plan.head            = own.context + own.compute;
+            plan.context        += own.context;
+            plan.compute        += own.compute;
+            plan.device_compute += own.device_compute;
+            plan.n_rollback      = llama_n_rs_seq(ctx.get());
+            last_.fits           = true;
+        } catch (const std::exception & e) {
+            last_.error = e.what();
+        }
+        if (char err[4096] = ""; last_.fits && model_->hobbit) {
+            hobbit_set_snapshot_size(model_->hobbit.get(), plan.snapshot);
+            last_.fits  = hobbit_plan_pools(model_->hobbit.get(), plan.weights + plan.context + plan.compute,
+                                            params_.n_ubatch, &plan.pools, err, sizeof(err));
+            last_.error = err;
+        }
+    }
+
+    llama_model * const         model_;
+    llama_context_params &      params_;
+    const llama_hobbit_choice & choice_;
+    needs                       last_; // the needs with params_
+};
+
+} // namespace
+
+bool llama_hobbit_plan_make(llama_model * model, llama_context_params * params, const llama_hobbit_choice * choice,
+                            llama_hobbit_plan * plan, char * err, size_t err_size) {
+    const planner::needs chosen = planner(model, *params, *choice).choose();
+    *plan                       = chosen.plan;
+    snprintf(err, err_size, "%s", chosen.error.c_str());
+    return chosen.fits;
 }

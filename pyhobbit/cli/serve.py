@@ -87,7 +87,6 @@ _SERVER_NAMES = {
 }
 _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _LEAST_CONTEXT = 256
-_SERVER_BYTES = 20 << 20  # llama-server's process before it opens a model
 _DRAFTS = 3  # its own default
 _NGRAM_TABLE = 16 << 20  # bytes that drafts by n-grams take beside all requests
 
@@ -435,7 +434,6 @@ def _check_memory(
     """How it will be opened; None where flags decide about memory. Raises HobbitError if it does not fit."""
     from pyhobbit.engine.plan import ShortOfMemory, check_limit, lay_out  # loads the libraries
     from pyhobbit.native.ffi import lib
-    from pyhobbit.native.machine import memory_limit, resident_memory
 
     check_limit(cache.memory)
     config = _server_config(cache, n_batch, passed_on)
@@ -444,30 +442,16 @@ def _check_memory(
     most, least = _checkpoints(passed_on)
     sees = value("--mmproj", passed_on) is not None
     tables = "ngram-mod" in str(value("--spec-type", passed_on)).split(",")
-    beside: dict[str, Any] = {
-        "hobbit.snapshots": most,
-        "hobbit.least_snapshots": least,
-        "hobbit.requests": lib.hobbit_request_bytes(config.n_ctx or 0, cache.memory or 0, sees)
-        + (_NGRAM_TABLE if tables else 0),
-    }
+    requests = lib.hobbit_request_bytes(config.n_ctx or 0, cache.memory or 0, sees) + tables * _NGRAM_TABLE
+    beside = {"snapshots": most, "least_snapshots": least, "requests": requests}
     try:
-        return lay_out(model, config, **beside)
+        return lay_out(model, config, None, None, **{f"hobbit.{name}": n for name, n in beside.items()})
     except ShortOfMemory as e:
-        if cache.memory is None:
+        found = re.search(r"works is (\d+)", error := str(e))
+        if cache.memory is None or not found or cache.memory >= (told := int(found[1]) << 20):
             raise
-        # llama-server's process is smaller than this one
-        of_python = max(0, resident_memory() - _SERVER_BYTES)
-        larger = replace(config, cache=replace(cache, memory=min(cache.memory + of_python, memory_limit())))
-        try:
-            plan = lay_out(model, larger, **beside)
-            return replace(plan, info=replace(plan.info, memory=cache.memory))
-        except HobbitError as short:
-            error = re.sub(r"(?<=works is )\d+", lambda n: str(int(n[0]) - (of_python >> 20)), str(short))
-        found = re.search(r"works is (\d+)", error)
-        if found and cache.memory < (least := int(found[1]) << 20):  # with more, requests may take more
-            try:
-                _check_memory(model, replace(cache, memory=least), n_batch, passed_on)
-            except HobbitError as closer:
-                error = str(closer)
-        error = re.sub(r"(?<=budget of )[\d.]+ \w+", format_size(cache.memory), error)
-        raise HobbitError(re.sub(r"\S+ \S+ for Python and libraries", "20 MiB for the server", error)) from e
+        try:  # with more, requests may take more
+            _check_memory(model, replace(cache, memory=told), n_batch, passed_on)
+        except HobbitError as closer:
+            error = str(closer)
+        raise HobbitError(re.sub(r"(?<=budget of )[\d.]+ \w+", format_size(cache.memory), error)) from e

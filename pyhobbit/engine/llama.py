@@ -22,7 +22,7 @@ from pyhobbit.engine.cache import Cache
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ComputeError, ContextError, HobbitError, LoadError
 from pyhobbit.model.loading import load_failure, log
-from pyhobbit.native.ffi import Needs, llama, plan_needs
+from pyhobbit.native.ffi import llama
 from pyhobbit.native.files import atomic_output
 from pyhobbit.settings.config import SamplingConfig, Setting
 from pyhobbit.settings.overrides import kv_overrides
@@ -193,7 +193,6 @@ class Model(LoadedModel):
     ) -> None:
         if has_head:
             _check_head(path)
-        self.has_head = has_head
         overrides = kv_overrides(llama, settings)
         params = llama.llama_model_default_params()
         if set_model is not None:
@@ -258,15 +257,10 @@ class Context:
         self.pointer = llama.llama_init_from_model(model.pointer, params)
         if not self.pointer:
             raise HobbitError(load_failure(model.path, "a smaller context needs less memory"))
-        self._params = params
         self.tokens: list[int] = []  # in the KV cache
 
     def close(self) -> None:
         llama.llama_free(self.pointer)
-
-    def needs(self) -> Needs:
-        """Bytes that a simulated one and its model need; the pools so planned are those of Cache.info()."""
-        return plan_needs(self.pointer, self._params if self.model.has_head else None)
 
     def evaluate(self, tokens: Sequence[int], watch: Watch | None = None) -> bool:
         """Appends tokens to the KV cache and computes the logits after the last; False when aborted.

@@ -7,23 +7,23 @@ then divides what is left between its pools. Both say what does not fit before a
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyhobbit._tables import DeviceInfo
-from pyhobbit.engine.batch import best_batch, best_context, sized, smaller_context
-from pyhobbit.engine.llama import KeepGoing, Model, SetContext, SetModel
+from pyhobbit.engine.llama import KeepGoing, SetContext, SetModel
 from pyhobbit.engine.projector import projector_bytes
-from pyhobbit.engine.session import Session, one_sequence
+from pyhobbit.engine.session import Session, one_sequence, simulated
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.loading import opening
-from pyhobbit.native.ffi import Needs, lib, llama
-from pyhobbit.native.machine import available_memory, memory_limit, resident_memory, trimmed_heap
+from pyhobbit.model.loading import load_failure, opening
+from pyhobbit.native.ffi import Needs, lib, llama, plan_needs
+from pyhobbit.native.machine import available_memory, memory_limit, resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
-_CELL_BYTES = 64  # bytes of llama.cpp for a token of context beside the KV cache, even when it simulates
+_PYTHON_BYTES = 44 << 20  # Python and its modules, which llama-server's process does not hold
+_PROCESS_BYTES = 64 << 20  # at least so much is counted: what the verbs import differs by some MiB
+_MOST_OF_POOLS = 0.1  # share that a larger context may take, and a larger pass
 
 
 class ShortOfMemory(HobbitError):  # noqa: N818 - what is short, not an error of the program
@@ -37,8 +37,7 @@ class MemoryPlan:
     available: that this process may take.  process: held before the model is opened.
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_batch: prompt tokens per pass.
-    chose_context: nobody said how large it is.  head: of context and compute,
-    for a draft head.
+    chose_context: nobody said how large it is.  head: of context and compute, for a draft head.
     device: that computes the experts, where it has memory of its own, or several; available and the rest are
     then the host's.  devices: what each has.
     """
@@ -87,11 +86,9 @@ class MemoryPlan:
     @property
     def missing(self) -> int:
         """Bytes missing to hold every expert in its best precision, on the device or in host memory."""
-        info = self.info
-        held = max(info.pool_bytes_high, info.host_bytes_high)
-        if info.n_absent_high:
-            held = max(self.pools, info.host_bytes_high + info.host_bytes_low)
-        return max(0, info.expert_bytes - held)
+        info, tiers = self.info, 2 if self.info.n_absent_high else 1
+        here = (info.pool_bytes_high, info.pool_bytes_low), (info.host_bytes_high, info.host_bytes_low)
+        return max(0, info.expert_bytes - max(sum(each[:tiers]) for each in here))
 
     @property
     def share_high(self) -> float:
@@ -122,17 +119,9 @@ def fit(
     model: SetModel | None = None,
     **overrides: Setting,
 ) -> Fit:
-    """How a model is opened, once it is known that it fits. As lay_out().
-
-    A bound on memory counts from what the process holds when the model is opened: what laying out left behind
-    is added to it.
-    """
-    held = resident_memory()
+    """How a model is opened, as planned, once it is known that it fits. As lay_out()."""
     plan = lay_out(path, config, context, model, **overrides)
-    settings = {**config.overrides, **config.cache.settings()}
-    if config.cache.memory is not None:
-        further = max(0, resident_memory() - held)
-        settings["hobbit.memory"] = min(config.cache.memory + further, memory_limit())
+    settings = {**config.overrides, **config.cache.settings(), "hobbit.process": plan.process}
     if plan.head:
         settings["hobbit.further"] = plan.head
     return Fit(settings, plan.info.n_ctx, plan.n_batch)
@@ -149,15 +138,8 @@ def open_session(
     with opening:
         how = fit(path, config, model=set_model)
         config = replace(config, n_ctx=how.n_ctx, n_batch=how.n_batch)
-        return Session(
-            path,
-            how.settings,
-            one_sequence(config),
-            set_model=set_model,
-            keep_going=on_loading,
-            aborted=aborted,
-            verbose=config.verbose,
-        )
+        asked: dict[str, Any] = {"keep_going": on_loading, "aborted": aborted, "verbose": config.verbose}
+        return Session(path, how.settings, one_sequence(config), set_model=set_model, **asked)
 
 
 def beside_projector(
@@ -171,8 +153,8 @@ def beside_projector(
     if memory is None:
         return cache, taken
     if memory <= taken:
-        sizes = f"{format_size(taken)} of memory, and {format_size(memory)} are allowed"
-        raise HobbitError(f"{projector} takes {sizes}; raise --memory")
+        allowed = f"{format_size(memory)} are allowed; raise --memory"
+        raise HobbitError(f"{projector} takes {format_size(taken)} of memory, and {allowed}")
     return replace(cache, memory=memory - taken), taken
 
 
@@ -187,49 +169,33 @@ def lay_out(
 
     context: None takes the context from config, and chooses its size by memory where config.n_ctx is None.
     The batch is chosen only where config.n_batch is None.
-    model: None takes llama.cpp's defaults.
-    overrides: further settings of llama.cpp, by key.
+    model: None takes llama.cpp's defaults.  overrides: further settings of llama.cpp, by key.
     """
-    check_limit(config.cache.memory)
-    settings = {**config.overrides, **overrides, **config.cache.settings()}
-    process, available = resident_memory(), available_memory()
-    fill = _bounded(context or one_sequence(config))
-    with (
-        trimmed_heap(),
-        Session(path, settings, fill, set_model=model, simulated=True, has_head=config.draft_head) as session,
-    ):
-        _check_rollback(session, config)
+    cache = config.cache
+    check_limit(cache.memory)
+    available, process = available_memory(), max(resident_memory(), _PROCESS_BYTES)
+    process -= _PYTHON_BYTES if config.serves else 0
+    settings = {**config.overrides, **overrides, **cache.settings(), "hobbit.process": process}
+    with simulated(path, settings, model, config.draft_head) as opened:
+        params = llama.llama_context_default_params()
+        (context or one_sequence(config))(params, opened)
         chooses = context is None and config.n_ctx is None
-        if chooses:
-            fill = sized(fill, best_context(session, fill, config), session.context.n_ubatch)
-            session.replace_context(fill)
-        if session.cache and config.n_batch is None and (n_batch := best_batch(session, fill)):
-            session.replace_context(sized(fill, session.context.n_ctx, n_batch))
-        needs = session.context.needs()
-        devices = session.cache.devices() if session.cache.info().get("on_device") else ()
+        contexts = sorted(config.larger_contexts(opened.n_ctx_train())) if chooses else ()
+        batches = config.batches if config.n_batch is None else ()
+        how = available, _MOST_OF_POOLS, cache.pools is not None, config.draft_head
+        needs = plan_needs(opened.pointer, params, contexts, batches, *how)
+        devices = opened.cache.devices() if opened.cache.info().get("on_device") else ()
+        info = opened.info(params.n_ctx, params.n_threads, cache.memory)
+        names = ",".join(each.name for each in devices) or None
+        sizes = needs.weights, needs.context, needs.compute
         plan = MemoryPlan(
-            info=session.info(config.cache.memory),
-            available=available,
-            process=process,
-            weights=needs.weights,
-            context=needs.context,
-            compute=needs.compute,
-            n_batch=session.context.n_ubatch,
-            chose_context=chooses,
-            head=needs.head,
-            device=",".join(each.name for each in devices) or None,
-            devices=devices,
+            info, available, process, *sizes, params.n_ubatch, chooses, needs.head, names, devices
         )
-        _check(plan, needs, partial(smaller_context, session, fill))
+        _check(path, plan, needs, "the server" if config.serves else "Python and libraries")
+        if opened.has_state() and not config.serves and needs.n_rollback < config.n_drafts:
+            hint = "leave draft_model out, or --drafts"
+            raise HobbitError(f"{path.name} has layers whose state cannot go back, as drafts need; {hint}")
         return plan
-
-
-def _check_rollback(session: Session, config: EngineConfig) -> None:
-    can_go_back = config.serves or llama.llama_n_rs_seq(session.context.pointer) >= config.n_drafts
-    if session.model.has_state() and not can_go_back:
-        name = session.model.path.name
-        hint = "leave draft_model out, or --drafts"
-        raise HobbitError(f"{name} has layers whose state cannot go back, as drafts need; {hint}")
 
 
 def check_limit(memory: int | None) -> None:
@@ -242,21 +208,8 @@ def check_limit(memory: int | None) -> None:
         )
 
 
-def _bounded(set_context: SetContext) -> SetContext:
-    """Refuses a context beyond free memory."""
-
-    def fill(params: Any, model: Model) -> None:
-        set_context(params, model)
-        if params.n_ctx * _CELL_BYTES > available_memory():
-            raise HobbitError(
-                f"a context of {params.n_ctx} tokens does not fit into memory; use a smaller --ctx"
-            )
-
-    return fill
-
-
-def _check(plan: MemoryPlan, needs: Needs, smaller: Callable[[], int | None]) -> None:
-    """Raises HobbitError where it does not fit. smaller: finds a context that does."""
+def _check(path: Path, plan: MemoryPlan, needs: Needs, program: str) -> None:
+    """Raises HobbitError where it does not fit. program: holds the memory that the process has before."""
     # the weights of a model without a cache are mapped: they need not fit
     needed = plan.beside_pools - (0 if plan.info.cached else plan.weights)
     if needed > plan.available:
@@ -264,15 +217,14 @@ def _check(plan: MemoryPlan, needs: Needs, smaller: Callable[[], int | None]) ->
             f"{plan.info.model} does not fit into memory: {_needs(plan)}, and "
             f"{format_size(plan.available)} are free; free some memory, or use a smaller context"
         )
-    error = needs.error
     if needs.shortage == lib.HOBBIT_SHORT_OF_MEMORY:
         prefetch = f"{format_size(needs.prefetch_bytes)} to prefetch, " if needs.prefetch_bytes else ""
-        parts = f"{_needs(plan)}, {prefetch}{format_size(plan.process)} for Python and libraries"
-        error += f" ({plan.info.model} takes {parts}; the rest is for work buffers and the smallest pools)"
-        n_ctx = smaller()
-        raise ShortOfMemory(error + (f"; --ctx {n_ctx} would do" if n_ctx else ""))
-    if error:
-        raise HobbitError(error)
+        parts = f"{_needs(plan)}, {prefetch}{format_size(plan.process)} for {program}"
+        rest = "the rest is for work buffers and the smallest pools"
+        less = f"; --ctx {needs.n_ctx_less} would do" if needs.n_ctx_less else ""
+        raise ShortOfMemory(f"{needs.error} ({plan.info.model} takes {parts}; {rest}){less}")
+    if needs.error is not None:
+        raise HobbitError(needs.error or load_failure(path, "a smaller context needs less memory"))
 
 
 def _needs(plan: MemoryPlan) -> str:

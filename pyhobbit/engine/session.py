@@ -2,7 +2,7 @@
 """The one way to open a model: weights, expert cache and context, for Engine, Evaluator and the plan."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import log, opening
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.ffi import last_error, lib, llama
+from pyhobbit.native.machine import trimmed_heap
 from pyhobbit.settings.config import EngineConfig, Setting
 
 _BF16 = 30  # ggml's number, for which llama_cpp has no name
@@ -23,8 +24,7 @@ class Session(Closing):
 
     settings: of llama.cpp and the expert cache, by key.  set_model, set_context: fill in llama.cpp's own
     parameters.  keep_going: False raises KeyboardInterrupt.  aborted: asked while a prompt is computed.
-    simulated: no weight is read and no buffer allocated; sizes are as they would be.  has_head: those of the
-    draft head (MTP) in the file are added.  Raises HobbitError.
+    Raises HobbitError.
     """
 
     def __init__(
@@ -36,8 +36,6 @@ class Session(Closing):
         set_model: SetModel | None = None,
         keep_going: KeepGoing = lambda _share: True,
         aborted: Callable[[], bool] = lambda: False,
-        simulated: bool = False,
-        has_head: bool = False,
         verbose: bool = False,
     ) -> None:
         check_model_file(path)
@@ -49,19 +47,12 @@ class Session(Closing):
                 def goes_on(share: float) -> bool:
                     return keep_going(share) and not came()
 
-                self.model = Model(path, settings, goes_on, set_model, simulated, has_head)
+                self.model = Model(path, settings, goes_on, set_model)
                 stack.callback(self.model.close)
                 self.cache = self.model.cache
                 self.context = Context(self.model, set_context, aborted)
                 stack.callback(self.context.close)
             stack.pop_all()
-
-    def replace_context(self, set_context: SetContext) -> None:
-        """Replaces the simulated session's context. Raises HobbitError."""
-        with opening, ctrl_c_waits():
-            context = Context(self.model, set_context, lambda: False)
-            self.context.close()
-            self.context = context
 
     def close(self) -> None:
         """Frees everything. Raises HobbitError where a trace is incomplete."""
@@ -75,6 +66,20 @@ class Session(Closing):
     def info(self, memory: int | None) -> ModelInfo:
         """Figures of the opened model. memory: the bound on the process, in bytes."""
         return self.model.info(self.context.n_ctx, self.context.n_threads, memory)
+
+
+@contextlib.contextmanager
+def simulated(
+    path: Path, settings: Mapping[str, Setting], set_model: SetModel | None = None, has_head: bool = False
+) -> Iterator[Model]:
+    """A model of which no weight is read and no buffer allocated. has_head: with the draft head (MTP)."""
+    check_model_file(path)
+    with opening, trimmed_heap(), ctrl_c_waits() as came:
+        log.start(False)
+        lib.hobbit_clear_last_error()
+        model = Model(path, settings, lambda _share: not came(), set_model, True, has_head)
+        with contextlib.closing(model):
+            yield model
 
 
 def one_sequence(config: EngineConfig) -> SetContext:

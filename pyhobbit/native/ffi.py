@@ -6,7 +6,7 @@ Both must end up in the same patched libraries, so llama_cpp is imported here an
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -47,15 +47,22 @@ class Needs(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("weights", "context", "compute", "device_compute", "head")),
-        *((name, ctypes.c_uint64) for name in ("snapshot", "pool_bytes", "batch_bytes", "prefetch_bytes")),
+        *(("snapshot", ctypes.c_uint64), ("n_rollback", ctypes.c_uint32), ("n_ctx_less", ctypes.c_uint32)),
+        *((name, ctypes.c_uint64) for name in ("pool_bytes", "batch_bytes", "prefetch_bytes")),
         *(("holds_all", ctypes.c_bool), ("shortage", ctypes.c_int)),
     )
-    error = ""  # why the model cannot be opened like this
+    error: str | None = None  # why the model cannot be opened like this; "": llama.cpp's log says it
 
-    @property
-    def of_context(self) -> int:
-        """Bytes that the context and computing take, on devices too."""
-        return int(self.context + self.compute + self.device_compute + self.batch_bytes)
+
+class _Choice(ctypes.Structure):
+    """struct llama_hobbit_choice (llama-plan.h)."""
+
+    _fields_ = (
+        ("available", ctypes.c_uint64),
+        *(("contexts", ctypes.POINTER(ctypes.c_uint32)), ("n_contexts", ctypes.c_size_t)),
+        *(("batches", ctypes.POINTER(ctypes.c_uint32)), ("n_batches", ctypes.c_size_t)),
+        *(("share", ctypes.c_double), ("has_pools", ctypes.c_bool), ("has_head", ctypes.c_bool)),
+    )
 
 
 def _declared(function: Any, result: Any, *arguments: Any) -> Any:
@@ -67,7 +74,7 @@ _lib = llama.llama_cpp._lib
 _expert_cache = _declared(_lib.llama_model_expert_cache, ctypes.c_void_p, ctypes.c_void_p)
 _context = _declared(_lib.llama_expert_cache_context, ctypes.c_void_p, ctypes.c_void_p)
 _lost_machine = _declared(_lib.llama_lost_machine, ctypes.c_char_p)
-_plan_make = _declared(_lib.llama_hobbit_plan_make, ctypes.c_bool, *[ctypes.c_void_p] * 4, ctypes.c_size_t)
+_plan_make = _declared(_lib.llama_hobbit_plan_make, ctypes.c_bool, *[ctypes.c_void_p] * 5, ctypes.c_size_t)
 
 
 def lost_machine() -> str | None:
@@ -126,11 +133,14 @@ def cache_context(context: Any) -> Any:
     return ffi.cast("hobbit_context *", _context(context) or 0)
 
 
-def plan_needs(context: Any, head: Any) -> Needs:
-    """llama_hobbit_plan_make for a context of no_alloc. head: parameters of its draft head's, or None."""
+def plan_needs(
+    model: Any, params: Any, contexts: Sequence[int], batches: Sequence[int], *how: float
+) -> Needs:
+    """llama_hobbit_plan_make; params then have the choice. how: available, share, has_pools, has_head."""
     needs, err = Needs(), ctypes.create_string_buffer(_ERR_SIZE)
-    parameters = None if head is None else ctypes.byref(head)
-    if not _plan_make(context, parameters, ctypes.byref(needs), err, _ERR_SIZE):
+    sizes = [((ctypes.c_uint32 * len(each))(*each), len(each)) for each in (contexts, batches)]
+    choice = _Choice(how[0], *sizes[0], *sizes[1], *how[1:])
+    if not _plan_make(model, *map(ctypes.byref, (params, choice, needs)), err, _ERR_SIZE):
         needs.error = lost_machine() or err.value.decode("utf-8", "replace")
     return needs
 

@@ -6,53 +6,31 @@ from typing import Any
 import pytest
 from models import random_model
 
-from pyhobbit.engine import batch, plan
-from pyhobbit.engine.batch import best_batch
+from pyhobbit.engine import plan
 from pyhobbit.engine.engine import Engine
 from pyhobbit.engine.plan import lay_out
 from pyhobbit.hobbit.hobbit import Hobbit
-from pyhobbit.native.ffi import Needs
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 _MIB = 1 << 20
 
 
-Batch = tuple[int, Needs]
-
-
-def _batch(n_tokens: int, compute: int, pools: int, *, rows: int = 0, holds_all: bool = False) -> Batch:
-    needs = Needs(compute=compute, pool_bytes=pools, batch_bytes=rows, holds_all=holds_all)
-    return n_tokens, needs
-
-
-@pytest.mark.parametrize(
-    ("batches", "expected"),
-    [
-        (
-            [_batch(512, 10, 1000), _batch(1024, 60, 950), _batch(2048, 110, 900), _batch(4096, 210, 800)],
-            2048,
-        ),
-        ([_batch(512, 10, 1000), _batch(1024, 20, 990), _batch(2048, 40, 970), _batch(4096, 80, 930)], 4096),
-        ([_batch(512, 10, 1000), _batch(1024, 111, 899), _batch(2048, 20, 990)], 512),
-        # buffers count even where the pools' size is given
-        ([_batch(512, 10, 1000), _batch(1024, 20, 1000, rows=80), _batch(2048, 40, 1000, rows=160)], 1024),
-        ([_batch(512, 10, 1000, holds_all=True), _batch(1024, 20, 1000, holds_all=True)], 512),
-        ([_batch(512, 10, 1000)], 512),
-        ([], None),
-    ],
-)
-def test_the_largest_that_leaves_the_experts_nine_tenths(
-    batches: list[Batch], expected: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch, "_batches", lambda *_: iter(batches))
-    unused: Any = None
-    assert best_batch(unused, unused) == expected
+def test_it_is_the_largest_that_leaves_the_experts_nine_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers count even where the pools' size is given."""
+    path, sizes = random_model("qwen3moe"), EngineConfig.batches[:3]
+    costs = [each.compute for each in (lay_out(path, _config(n_ctx=2048, n_batch=n)) for n in sizes)]
+    chosen = []
+    for cost in costs:
+        share = (cost - costs[0]) / (2 * _MIB)
+        monkeypatch.setattr(plan, "_MOST_OF_POOLS", 0.02 + 1.2 * share)
+        chosen.append(lay_out(path, _config(n_ctx=2048)).n_batch)
+    assert chosen == [*sizes]
 
 
 @pytest.fixture
 def any_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffers of a small model are large beside its experts."""
-    monkeypatch.setattr(batch, "_MOST_OF_POOLS", 1000)
+    monkeypatch.setattr(plan, "_MOST_OF_POOLS", 1000)
 
 
 def _config(**settings: Any) -> EngineConfig:

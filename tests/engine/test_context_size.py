@@ -11,7 +11,7 @@ import pytest
 import random_moe
 from models import stock_dir
 
-from pyhobbit.engine import batch
+from pyhobbit.engine import plan as planning
 from pyhobbit.engine.engine import Engine
 from pyhobbit.engine.plan import lay_out
 from pyhobbit.settings.config import CacheConfig, EngineConfig
@@ -44,7 +44,7 @@ def test_it_is_the_largest_that_leaves_the_experts_nine_tenths(
     def chosen(n_free: int) -> int:
         """Plans with a share of the pools little above what n_free tokens take beyond the least."""
         share = (costs[n_free] - costs[sizes[0]]) / (8 << 20)
-        monkeypatch.setattr(batch, "_MOST_OF_POOLS", 1.1 * share)
+        monkeypatch.setattr(planning, "_MOST_OF_POOLS", 1.1 * share)
         plan = lay_out(model, _config(pools=8 << 20))
         assert plan.chose_context
         assert plan.context == plans[plan.info.n_ctx].context
@@ -74,7 +74,7 @@ def test_without_a_cache_half_of_the_free_memory_stays_free(
     large = lay_out(model, _config())
     assert (large.info.cached, large.info.n_ctx) == (False, _TRAINED)
     free = large.weights + large.context + large.compute
-    monkeypatch.setattr(batch, "available_memory", lambda: free)
+    monkeypatch.setattr(planning, "available_memory", lambda: free)
     assert lay_out(model, _config()).info.n_ctx < _TRAINED
 
 

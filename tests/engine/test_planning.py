@@ -9,7 +9,8 @@ import random_moe
 import random_weights
 from hobbits import run_script
 
-from pyhobbit.engine.session import Session, one_sequence
+from pyhobbit.engine.session import one_sequence, simulated
+from pyhobbit.native.ffi import llama, plan_needs
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import EngineConfig
 
@@ -85,8 +86,10 @@ def test_the_predictors_memory_follows_the_settings_wherever_they_are(
     if stored is not None:
         Calibration(hole.stat().st_size, found={"prefetch": stored}).write(model)
     settings = {"hobbit.pools": 1 << 30, **given}
-    with Session(model, settings, one_sequence(EngineConfig(n_ctx=256)), simulated=True) as session:
-        needs = session.context.needs()
+    with simulated(model, settings) as opened:
+        params = llama.llama_context_default_params()
+        one_sequence(EngineConfig(n_ctx=256))(params, opened)
+        needs = plan_needs(opened.pointer, params, (), (), 1 << 40)
     of_layer = (2 * _SHAPE.n_expert + 4) * _SHAPE.n_embd  # the router in half precision, and the norm's gains
     assert needs.prefetch_bytes == (_SHAPE.n_layer * of_layer if is_there else 0)
     assert needs.batch_bytes > needs.prefetch_bytes

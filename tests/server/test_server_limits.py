@@ -192,7 +192,7 @@ def test_the_least_memory_that_is_told_works(
     said = run_pyhobbit("serve", tiny_gguf, "--memory", "10M", "--port", 0).stderr
     least = int(said.split("the smallest that works is ")[1].split()[0])
     assert said.startswith("pyhobbit: error: a memory budget of 10.0 MiB is too small: ")
-    assert "20 MiB for the server; the rest" in said
+    assert "20.0 MiB for the server; the rest" in said
     command = [sys.executable, "-m", "pyhobbit", "serve", tiny_gguf, "--memory", f"{least + 1}M"]
     with running(command, tmp_path / "log") as server:  # this process may differ by a page or two
         assert server.complete(n=4)

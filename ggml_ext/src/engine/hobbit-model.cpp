@@ -68,9 +68,11 @@ status hobbit_model::resolve(const char * path, const hobbit_setting * given, si
 status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,
                           std::unique_ptr<hobbit_model> & model) {
     std::unique_ptr<hobbit_model> opened(new hobbit_model);
-    opened->resident_before_ = resident_memory();
+    opened->resident_here_ = resident_memory();
 
     HOBBIT_TRY(opened->settings_.apply(given, n_given));
+    const uint64_t process   = opened->settings_.count("hobbit.process");
+    opened->resident_before_ = process > 0 ? process : opened->resident_here_;
     HOBBIT_TRY(opened->index_.open(path, opened->settings_.text("hobbit.sidecar")));
 
     const expert_index & index = opened->index_;

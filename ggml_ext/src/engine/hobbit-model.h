@@ -189,8 +189,9 @@ struct hobbit_model final : public hobbit::split_runner {
 
     hobbit::settings          settings_;
     hobbit::expert_index      index_{ hobbit::settings::stored_keys() };
-    uint64_t                  resident_before_ = 0;
-    std::atomic<uint64_t>     snapshot_{ 0 }; // see hobbit_set_snapshot_size
+    uint64_t                  resident_here_   = 0; // when this process opened the model
+    uint64_t                  resident_before_ = 0; // see hobbit.process
+    std::atomic<uint64_t>     snapshot_{ 0 };       // see hobbit_set_snapshot_size
     hobbit::stats             stats_;
     hobbit::stats             host_stats_; // counters of host_
     hobbit::posix_file_reader reader_;

@@ -100,6 +100,8 @@ const std::vector<hobbit_setting_spec> & core_rows() {
           "Size of the expert cache only, instead of a limit for the process." },
         { "hobbit.further", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
           "Memory that the pools leave to contexts after the first, such as a draft head's." },
+        { "hobbit.process", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
+          "Memory that the process holds which opens the model, in place of what this one holds." },
         { "hobbit.requests", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
           "Memory that the pools leave to a server's requests while it reads them." },
         { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated or stored in the file, else lossless",

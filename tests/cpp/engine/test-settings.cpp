@@ -238,6 +238,7 @@ TEST_CASE("the ranges of numbers, and what a model file may store") {
         { "hobbit.least_snapshots", { 0, 1e6, false } },
         { "hobbit.device_memory", { 0, 1e18, false } },
         { "hobbit.further", { 0, 1e18, false } },
+        { "hobbit.process", { 0, 1e18, false } },
         { "hobbit.requests", { 0, 1e18, false } },
         { "hobbit.early_from", { 0, 1024, false } },
     };
