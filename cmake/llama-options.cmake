@@ -139,8 +139,8 @@ function(hobbit_add_our_files)
     set(plan ${root}/llama_ext/plan)
     set(sources ${bridge}/llama-hobbit.cpp ${bridge}/llama-hobbit-guard.cpp ${plan}/llama-plan.cpp)
     target_sources(llama PRIVATE ${sources})
-    set_source_files_properties(${sources} TARGET_DIRECTORY llama
-        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    set_source_files_properties(${sources} TARGET_DIRECTORY llama PROPERTIES
+        SKIP_UNITY_BUILD_INCLUSION ON INCLUDE_DIRECTORIES $<TARGET_PROPERTY:ggml-base,SOURCE_DIR>)
     target_include_directories(llama PUBLIC ${bridge} ${plan})
     target_link_libraries(llama PRIVATE ggml-hobbit)
     # llama_hobbit_guard throws through them

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "llama-hobbit.h"
 
+#include "ggml-backend-impl.h"
 #include "hobbit.h"
 #include "llama-batch.h"
 #include "llama-context.h"
@@ -14,6 +15,8 @@
 #include <cstring>
 #include <map>
 #include <stdexcept>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 void llama_hobbit_deleter::operator()(hobbit_model * model) const {
@@ -196,6 +199,23 @@ ggml_backend_buffer_type_t llama_hobbit_buft(hobbit_model * model, ggml_op op, c
 
 bool llama_hobbit_is_remote(const ggml_tensor * tensor) {
     return tensor->buffer && std::strncmp(ggml_backend_buffer_name(tensor->buffer), "DISK_HOBBIT", 11) == 0;
+}
+
+bool llama_hobbit_is_plain(ggml_backend_buffer_type_t buft) {
+    return std::strcmp(ggml_backend_buft_name(buft), "CPU_PLAIN_ROWS") == 0;
+}
+
+void llama_hobbit_set_plain(ggml_backend_buffer_t mapped, ggml_backend_buffer_type_t buft) {
+    if (llama_hobbit_is_plain(buft)) {
+        mapped->buft = buft;
+    }
+}
+
+void llama_hobbit_drop_pages(void * data, size_t size) {
+    const auto      page  = uintptr_t(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = GGML_PAD(uintptr_t(data), page);
+    const uintptr_t end   = (uintptr_t(data) + size) / page * page;
+    madvise((void *) begin, end > begin ? end - begin : 0, MADV_DONTNEED);
 }
 
 void llama_hobbit_refuse_tiers(const llama_model_loader & ml) {

@@ -77,6 +77,14 @@ ggml_backend_buffer_type_t llama_hobbit_buft(hobbit_model * model, ggml_op op, c
 // Returns true if the tensor's data stays on disk.
 bool llama_hobbit_is_remote(const ggml_tensor * tensor);
 
+// Weights of our kernels lie in memory as in files: they may be mapped, and the mapped buffer becomes one of their
+// type.
+bool llama_hobbit_is_plain(ggml_backend_buffer_type_t buft);
+void llama_hobbit_set_plain(ggml_backend_buffer_t mapped, ggml_backend_buffer_type_t buft);
+
+// Lets go of mapped pages whose bytes were copied; they are read again if anybody asks.
+void llama_hobbit_drop_pages(void * data, size_t size);
+
 // Throws where the file has further tiers, which a quantized copy would take from another model.
 void llama_hobbit_refuse_tiers(const llama_model_loader & ml);
 

@@ -147,8 +147,6 @@ static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_cont
 namespace {
 
 constexpr uint64_t CELL = 64; // bytes of llama.cpp for a token of context beside the KV cache, with no_alloc too
-constexpr double   MOST_OF_FREE  = 0.5; // share of what a model without a cache leaves, for a larger context
-constexpr uint32_t LEAST_CONTEXT = 256;
 
 // Opens contexts of a model of no_alloc, one after the other, and tells what each needs.
 class planner {
@@ -183,7 +181,7 @@ class planner {
         }
         needs chosen = of(n_ctx, n_batch);
         if (chosen.plan.pools.shortage == HOBBIT_SHORT_OF_MEMORY) {
-            for (uint32_t less = n_ctx / 2; less >= LEAST_CONTEXT && !chosen.plan.n_ctx_less; less /= 2) {
+            for (uint32_t less = n_ctx / 2; less >= 256 && !chosen.plan.n_ctx_less; less /= 2) {
                 chosen.plan.n_ctx_less = of(less, std::min(n_batch, less)).fits ? less : 0;
             }
         }
@@ -210,7 +208,7 @@ class planner {
     bool is_good(const needs & own, const needs & larger) const {
         if (!model_->hobbit) {
             const double free = double(choice_.available) - double(own.plan.weights);
-            return larger.fits && larger.of_context() <= MOST_OF_FREE * free;
+            return larger.fits && larger.of_context() <= free / 2;
         }
         const bool all = own.plan.pools.holds_all && !choice_.has_pools;
         return own.fits && larger.fits && (all ? larger.plan.pools.holds_all : spares(own, larger));

@@ -17,11 +17,9 @@ struct llama_hobbit_plan {
     uint64_t compute;        // buffers of llama.cpp's graphs
     uint64_t device_compute; // such buffers in the memory of devices
     uint64_t head;           // the draft head's part of context and compute
-    uint64_t snapshot; // one sequence's (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY), no part of the others; 0: needs none
-
+    uint64_t snapshot;   // one sequence's (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY), no part of the others; 0: needs none
     uint32_t n_rollback; // tokens by which a sequence's state can go back
     uint32_t n_ctx_less; // where memory is short: the largest half, quarter and so on of the context that fits, or 0
-
     struct hobbit_pool_plan pools; // zeros without an expert cache
 };
 

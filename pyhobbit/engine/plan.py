@@ -17,7 +17,7 @@ from pyhobbit.engine.session import Session, one_sequence, simulated
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import load_failure, opening
-from pyhobbit.native.ffi import Needs, lib, llama, plan_needs
+from pyhobbit.native.ffi import Needs, lib, llama, plan_of
 from pyhobbit.native.machine import available_memory, memory_limit, resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
@@ -70,8 +70,9 @@ class MemoryPlan:
 
     @property
     def most(self) -> int:
-        """Bytes that this process will hold."""
-        return self.process + self.beside_pools + self.host_pools + self.info.snapshot_bytes
+        """Bytes that this process will hold. Without a cache, nothing else bounds stacks and allocators."""
+        slack = 0 if self.info.cached else 16 << 20
+        return self.process + self.beside_pools + self.host_pools + self.info.snapshot_bytes + slack
 
     @property
     def memory_text(self) -> str:
@@ -183,7 +184,7 @@ def lay_out(
         contexts = sorted(config.larger_contexts(opened.n_ctx_train())) if chooses else ()
         batches = config.batches if config.n_batch is None else ()
         how = available, _MOST_OF_POOLS, cache.pools is not None, config.draft_head
-        needs = plan_needs(opened.pointer, params, contexts, batches, *how)
+        needs = plan_of(opened.pointer, params, contexts, batches, *how)
         devices = opened.cache.devices() if opened.cache.info().get("on_device") else ()
         info = opened.info(params.n_ctx, params.n_threads, cache.memory)
         names = ",".join(each.name for each in devices) or None
@@ -229,7 +230,5 @@ def _check(path: Path, plan: MemoryPlan, needs: Needs, program: str) -> None:
 
 def _needs(plan: MemoryPlan) -> str:
     weights = f"{format_size(plan.weights)} of weights other than experts, " if plan.info.cached else ""
-    return (
-        f"{weights}{format_size(plan.context)} for a context of {plan.info.n_ctx} tokens, "
-        f"{format_size(plan.compute)} to compute"
-    )
+    context = f"{format_size(plan.context)} for a context of {plan.info.n_ctx} tokens"
+    return f"{weights}{context}, {format_size(plan.compute)} to compute"

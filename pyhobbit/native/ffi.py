@@ -133,9 +133,7 @@ def cache_context(context: Any) -> Any:
     return ffi.cast("hobbit_context *", _context(context) or 0)
 
 
-def plan_needs(
-    model: Any, params: Any, contexts: Sequence[int], batches: Sequence[int], *how: float
-) -> Needs:
+def plan_of(model: Any, params: Any, contexts: Sequence[int], batches: Sequence[int], *how: float) -> Needs:
     """llama_hobbit_plan_make; params then have the choice. how: available, share, has_pools, has_head."""
     needs, err = Needs(), ctypes.create_string_buffer(_ERR_SIZE)
     sizes = [((ctypes.c_uint32 * len(each))(*each), len(each)) for each in (contexts, batches)]

@@ -15,6 +15,7 @@ import models
 import pytest
 import random_moe
 import rpc_server
+from hobbits import run_script
 from memory_modes import Peak
 
 from bench.harness.system import NoCgroupError, memory_cgroup
@@ -60,6 +61,29 @@ def test_peak_memory_stays_within_the_budget(big_model: Path, tmp_path: Path) ->
     assert stats["misses_high"] > 0
     print(f"\nmodel {big_model.stat().st_size / MiB:.0f} MiB, budget {BUDGET / MiB:.0f} MiB, "
           f"peak {done.peak_rss / MiB:.0f} MiB, pools {stats['pool_bytes_high'] / MiB:.0f} MiB")  # fmt: skip
+
+
+_PLAN = """
+import sys
+from pathlib import Path
+from pyhobbit.engine.plan import lay_out
+from pyhobbit.settings.config import EngineConfig
+plan = lay_out(Path(sys.argv[1]), EngineConfig(n_ctx=1024))
+assert not plan.info.cached
+print(plan.most)
+"""
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q6_K"])  # the file's own layout; repacked by llama.cpp
+def test_a_model_without_a_cache_is_in_memory_once(kind: str, tmp_path: Path) -> None:
+    shape = random_moe.Shape(n_layer=4, n_embd=2048, n_ff=768, n_expert=64, n_used=8)
+    model = tmp_path / "m.gguf"
+    random_moe.write_model(random_moe.declare("qwen3moe", shape, kind, kind), model, models.lib_dir())
+    most = int(run_script(_PLAN, model))
+    done = limits.run(chat(model, tmp_path / "stats.json"))
+    assert done.returncode == 0, done.stderr
+    assert most - 100 * MiB < done.peak_rss <= most
+    print(f"\nplanned {most / MiB:.0f} MiB, peak {done.peak_rss / MiB:.0f} MiB")
 
 
 def test_runs_in_a_memory_cgroup_of_the_budget(big_model: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import random_weights
 from hobbits import run_script
 
 from pyhobbit.engine.session import one_sequence, simulated
-from pyhobbit.native.ffi import llama, plan_needs
+from pyhobbit.native.ffi import llama, plan_of
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import EngineConfig
 
@@ -89,7 +89,7 @@ def test_the_predictors_memory_follows_the_settings_wherever_they_are(
     with simulated(model, settings) as opened:
         params = llama.llama_context_default_params()
         one_sequence(EngineConfig(n_ctx=256))(params, opened)
-        needs = plan_needs(opened.pointer, params, (), (), 1 << 40)
+        needs = plan_of(opened.pointer, params, (), (), 1 << 40)
     of_layer = (2 * _SHAPE.n_expert + 4) * _SHAPE.n_embd  # the router in half precision, and the norm's gains
     assert needs.prefetch_bytes == (_SHAPE.n_layer * of_layer if is_there else 0)
     assert needs.batch_bytes > needs.prefetch_bytes
