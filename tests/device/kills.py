@@ -124,7 +124,8 @@ def killed_at_random(model: Path, n_kills: int, seed: int) -> tuple[list[Kill], 
             for n in range(n_kills + 1):
                 back = time.monotonic()
                 if n % 2 == 0 or n == n_kills:  # else perhaps while the model is loaded again
-                    wait_until(lambda back=back: clients.succeeded_since(back))
+                    wait_until(lambda back=back: server.process.poll() or clients.succeeded_since(back))
+                    assert server.process.poll() is None, log.read_text(errors="replace")[-4000:]
                 if n == n_kills:
                     break
                 time.sleep(numbers.uniform(0, 3))
@@ -156,7 +157,8 @@ def summary(kills: list[Kill], asked: list[Asked], left: list[int]) -> dict[str,
     """Figures of the kills, by name."""
 
     def was_running(request: Asked) -> bool:
-        return any(request.start < kill.at < request.end for kill in kills)
+        # a request may begin between a kill and the moment at which the server notices it
+        return any(request.start < kill.back and kill.at < request.end for kill in kills)
 
     failed = [each for each in asked if each.result not in ("right", "away")]
     right = sorted(each.start for each in asked if each.result == "right")
