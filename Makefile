@@ -96,9 +96,7 @@ check: sanitize try-wheel package sbom
 deps:
 	.ci/deps
 
-#
-# for use
-#
+# --- for use
 
 # The user's build and the developer's lie in one tree, so that the second one only adds tests. Editable, so that Python
 # finds it in this folder too, whose pyhobbit/ has no libraries.
@@ -123,9 +121,7 @@ build/.web-page:
 	mkdir -p $(@D)
 	touch $@
 
-#
-# environment
-#
+# --- environment
 
 .venv/.tools: .ci/deps requirements/build.txt requirements/tools.txt
 	.ci/deps
@@ -142,9 +138,7 @@ build/.web-page:
 	$(PIP) torch==2.13.0
 	touch $@
 
-#
-# builds
-#
+# --- builds
 
 # .venv has one build at a time, so the file of any other one goes.
 $(DEVELOPED): .venv/.dependencies $(SOURCES)
@@ -190,9 +184,7 @@ ifneq ($(TOOLKIT),)
 endif
 	touch $@
 
-#
-# checks
-#
+# --- checks
 
 define STYLE
 	ruff check --quiet --output-format concise
@@ -399,9 +391,7 @@ server-suite: build stock
 models: build stock
 	python tests/models_bed/bed_matrix.py
 
-#
-# supply chain
-#
+# --- supply chain
 
 # Writes the lists anew. Versions that they have stay where they can: remove a list to move to the newest.
 RESOLVE := uv pip compile pyproject.toml --quiet --universal --python-version 3.10 --generate-hashes --no-header
@@ -420,17 +410,13 @@ sbom: .venv/.tools
 	mkdir -p build
 	cyclonedx-py requirements --pyproject pyproject.toml --mc-type library requirements/use.txt --output-file build/sbom.json
 
-#
-# documentation
-#
+# --- documentation
 
 # The reference of the Python interface, as HTML.
 reference: $(DEVELOPED)
 	python -P docs/reference.py build/reference
 
-#
-# demonstration
-#
+# --- demonstration
 
 # with real weights, where the network has them
 demo: build/demo/tiny.gguf

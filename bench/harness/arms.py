@@ -67,9 +67,7 @@ SERVER_ARMS = _by_name(
 )
 """Arms are servers with --clients."""
 
-#
-# on a device
-#
+# --- on a device
 
 DEMAND = "demand"
 PROFILE = "hobbit.calibrated"  # the setting of an arm that asks for a profile

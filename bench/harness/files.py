@@ -97,9 +97,7 @@ class RandomTensor:
     type: str = ""
 
 
-#
-# tensors
-#
+# --- tensors
 
 
 def metadata(shape: Shape) -> dict[str, int | float]:
@@ -183,9 +181,7 @@ def _tokenizer(n_vocab: int) -> list[gguf.KeyValue]:
     ]
 
 
-#
-# files
-#
+# --- files
 
 
 def model_path(folder: Path, name: str, shape: Shape, kind: str, *, holes: bool = False) -> Path:

@@ -117,9 +117,7 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-#
-# compiling
-#
+# --- compiling
 
 
 def compiled(name: str, compiler: str, sources: Sequence[Path], *headers: Path, flags: Sequence[str]) -> Path:
@@ -147,9 +145,7 @@ def compiled(name: str, compiler: str, sources: Sequence[Path], *headers: Path, 
     return path
 
 
-#
-# the disk
-#
+# --- the disk
 
 
 def readahead_setting(path: Path) -> Path | None:

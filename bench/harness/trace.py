@@ -143,9 +143,7 @@ def _renaming(layer: int, n_from: int, n_to: int) -> NDArray[np.int32]:
     return (order % n_to).astype(np.int32)
 
 
-#
-# replay
-#
+# --- replay
 
 
 def library() -> Path:

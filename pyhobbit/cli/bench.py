@@ -109,9 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-#
-# measuring
-#
+# --- measuring
 
 
 def _texts() -> Iterator[str]:
@@ -200,9 +198,7 @@ def _medians(rows: Sequence[dict[str, Any]]) -> Figures:
     return {name: None if rows[0][name] is None else median(row[name] for row in rows) for name in rows[0]}
 
 
-#
-# showing
-#
+# --- showing
 
 
 def table(document: dict[str, Any]) -> str:

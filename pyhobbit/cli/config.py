@@ -118,9 +118,7 @@ def settings(
     ]
 
 
-#
-# rows
-#
+# --- rows
 
 
 def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:

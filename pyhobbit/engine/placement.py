@@ -162,9 +162,7 @@ def _layers(set_model: SetModel | None, n_cpu: int | None, n_gpu_layers: int | N
     return fill
 
 
-#
-# measuring
-#
+# --- measuring
 
 
 def _fastest(

@@ -87,9 +87,7 @@ def measure(model: ModelFile, config: EngineConfig, plan: MemoryPlan) -> Speed:
     return estimate(plan, measure_sample(model.path, config), disk)
 
 
-#
-# measuring
-#
+# --- measuring
 
 
 def measure_sample(path: Path, config: EngineConfig, seconds: float = _SAMPLE_SECONDS) -> Sample:
@@ -156,9 +154,7 @@ def _cached_sample(marks: Sequence[Stats]) -> Sample:
     )
 
 
-#
-# estimating
-#
+# --- estimating
 
 
 def estimate(plan: MemoryPlan, sample: Sample, disk: Disk | None) -> Speed:

@@ -211,9 +211,7 @@ def _link(path: Path, link: Path) -> Path:
     return link
 
 
-#
-# the files to download
-#
+# --- the files to download
 
 
 def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: bool) -> list[str]:
@@ -277,9 +275,7 @@ def is_complete(first: str, files: Collection[str]) -> bool:
         return False
 
 
-#
-# the cache
-#
+# --- the cache
 
 
 def _from_cache(repo: Repo, choose: Callable[[Collection[str]], list[str]], error: UnreachableError) -> Path:
@@ -303,9 +299,7 @@ def _check_space(repo: Repo, missing: Mapping[str, int]) -> None:
         )
 
 
-#
-# errors
-#
+# --- errors
 
 
 @contextlib.contextmanager

@@ -293,9 +293,7 @@ def _large_array(shape: tuple[int, ...]) -> np.ndarray:
         ) from e
 
 
-#
-# figures
-#
+# --- figures
 
 
 def scored_targets(chunk: Chunk) -> np.ndarray:

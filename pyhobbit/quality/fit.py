@@ -50,9 +50,7 @@ def _exchanges(weights: Weights, step: float) -> list[Weights]:
     return moved
 
 
-#
-# the cache
-#
+# --- the cache
 
 CAPACITIES = (0.1, 0.2, 0.4)
 """Bytes of both pools by those of all experts in high precision, over which a cache is fitted."""

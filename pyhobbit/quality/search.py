@@ -113,9 +113,7 @@ def cheapest_that_holds(
     return trials(), check()
 
 
-#
-# the rule gate
-#
+# --- the rule gate
 
 
 def cheapest_by_gate(trials: Trials, bound: Bound, scores: np.ndarray) -> Quality:
@@ -206,9 +204,7 @@ def expected_cost(ranked: np.ndarray, low_cost: float, t1: float, t2: float) -> 
     return high + low_cost * (kept - high)
 
 
-#
-# the rule price
-#
+# --- the rule price
 
 
 def cheapest_by_price(trials: Trials, bound: Bound, costs: Costs, seen: Observations) -> Quality:

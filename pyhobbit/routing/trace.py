@@ -220,9 +220,7 @@ def _n_used_by_layer(routes: NDArray[Any], simulation: Simulation) -> list[int]:
     return np.where((n_used < 1) | (n_used > simulation.n_used), simulation.n_used, n_used).tolist()
 
 
-#
-# reading
-#
+# --- reading
 
 
 def read_trace(path: Path) -> Trace:
