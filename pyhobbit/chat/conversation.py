@@ -29,7 +29,7 @@ class Conversation:
         self.sampling = config.sampling_of(engine.metadata)
         own_limit = ChatConfig.no_limit if self.has_template else ChatConfig.completion_tokens
         self.max_tokens = own_limit if config.max_tokens is None else config.max_tokens
-        self._stop = config.stop
+        self._stop, self._grammar = config.stop, config.grammar
         self.turns: list[Message] = []
         self._n_dropped = 0  # turns that the model no longer sees
         self._system: str | None = None
@@ -99,7 +99,7 @@ class Conversation:
         answer = thoughts = ""
         finish = None
         prompt = self._prompt(turns[self._n_dropped :])
-        pieces = self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt)
+        pieces = self.engine.generate(prompt, self._limit, self.sampling, think, on_prompt, self._grammar)
         for piece in _until(pieces, self._stop):
             answer += piece.text
             thoughts += piece.thinking

@@ -51,6 +51,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before TEXT; repeatable")
+    add("--format", metavar="json|SCHEMA|FILE", help="answer in JSON, without thoughts")
     add("-q", dest="quiet", action="store_true", help="show the answers, no figures and no thinking")
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
@@ -85,11 +86,22 @@ def _config(args: argparse.Namespace) -> ChatConfig:
         given=[name for name in SAMPLING_HELP if getattr(args, name) is not None],
         max_tokens=args.max_tokens,
         system=args.system,
+        grammar="" if args.format is None else _grammar(args.format),
         stop=args.stop,
         stats_json=args.stats_json,
         think=args.think or ("hide" if args.quiet else ChatConfig.think),
         quiet=args.quiet,
     )
+
+
+def _grammar(form: str) -> str:
+    from pyhobbit.native.ffi import llama  # loads the native libraries
+
+    try:
+        schema = '{"type": "object"}' if form == "json" else form if "{" in form else read_text(Path(form))
+        return str(llama.llama_grammar.json_schema_to_gbnf(schema))
+    except Exception as e:  # the converter has no errors of its own
+        raise ConfigError(f"--format takes json, a JSON schema, or the file of one: {e}") from None
 
 
 def _prompt(args: argparse.Namespace) -> str | None:

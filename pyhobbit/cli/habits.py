@@ -10,6 +10,7 @@ TAKEN: Mapping[str, str] = {
     **dict.fromkeys(("-cmoe", "--cpu-moe"), "--device=CPU"),
     **dict.fromkeys(("--predict", "--n-predict", "--max-tokens"), "-n"),
     **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
+    **dict.fromkeys(("--json-schema", "-j", "--json-schema-file", "-jf"), "--format"),
     "-ctk": "--cache-type-k",
     "-ctv": "--cache-type-v",
     "-f": "--file",

@@ -216,6 +216,7 @@ class Engine(CachedModel):
         sampling: SamplingConfig | None = None,
         think: bool = True,
         on_prompt: Callable[[int, int], None] | None = None,
+        grammar: str = "",
     ) -> Iterator[Piece]:
         """Yields the continuation of a text, or the answer to messages put into the model's chat template.
 
@@ -223,19 +224,20 @@ class Engine(CachedModel):
         shares with the last one are not evaluated again. A later prompt or close() takes the sequence away.
         think: whether the model may think before it answers, where its template leaves the choice.
         on_prompt: called now and then with the tokens of the prompt that are read, and that are to be read.
-        Raises HobbitError: empty or long prompt, bad disk, sequence taken away.
+        grammar: in GBNF, which the answer follows, without thoughts.
+        Raises HobbitError: empty or long prompt, bad disk, sequence taken away, a wrong grammar.
         """
         session = self._opened()
         model, context = session.model, session.context
         start = time.perf_counter()
-        rendered = self._rendered(prompt, think)
+        rendered = self._rendered(prompt, think and not grammar)
         pending = self._tokens_to_evaluate(self._tokens(rendered))
-        reader = self._reader(rendered)
+        reader = TextReader(model) if grammar else self._reader(rendered)
         watch = None if on_prompt is None else self._watch(len(pending), on_prompt)
         answer = self._answer = object()
         n_free = context.n_ctx - len(context.tokens) - len(pending) + 1
         limit = n_free if max_tokens is None else min(max_tokens, n_free)
-        sampler = Sampler(sampling or SamplingConfig(), model.n_vocab())
+        sampler = Sampler(sampling or SamplingConfig(), model, grammar)
         decoder = Decoder(context, sampler, self._governor)
         previous_s = 0.0
 

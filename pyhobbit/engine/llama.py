@@ -382,9 +382,12 @@ class Context:
 class Sampler:
     """Draws the next token from the logits of a context, in the order of llama.cpp's own default chain."""
 
-    def __init__(self, config: SamplingConfig, n_vocab: int) -> None:
+    def __init__(self, config: SamplingConfig, model: Model, grammar: str = "") -> None:
+        first = llama.llama_sampler_init_grammar(model.vocab, grammar.encode(), b"root") if grammar else None
+        if grammar and not first:
+            raise HobbitError("the grammar is no GBNF with a root")
         self.pointer = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-        for stage in self._stages(config, n_vocab):
+        for stage in [*([first] if first else []), *self._stages(config, model.n_vocab())]:
             llama.llama_sampler_chain_add(self.pointer, stage)
 
     @staticmethod

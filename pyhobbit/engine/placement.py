@@ -229,7 +229,7 @@ def _token_s(session: Session, keep_going: Callable[[], bool]) -> tuple[float, f
     written: list[int] = []
     best, end = math.inf, _now() + _MOST_S
     for seed in count():
-        sampler = Sampler(SamplingConfig(seed=seed), model.n_vocab())
+        sampler = Sampler(SamplingConfig(seed=seed), model)
         context.truncate(0)
         context.evaluate(model.tokenize(PROMPTS[seed % len(PROMPTS)]))
         start = _now()

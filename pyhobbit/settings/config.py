@@ -305,7 +305,7 @@ class ChatConfig:
     A value of None means no_limit, or `completion_tokens` for a model without chat template: it seldom ends
     by itself.
     system: instructions for a model with a chat template.  stop: an answer ends before one of these texts.
-    stats_json: where the statistics go.
+    grammar: GBNF that answers follow, or "".  stats_json: where the statistics go.
     think: whether the model thinks before it answers: on, off, or hide to show only that it does.
     quiet: show the answers and nothing else.
     """
@@ -315,6 +315,7 @@ class ChatConfig:
     given: Collection[str] = tuple(SAMPLING_HELP)
     max_tokens: int | None = None
     system: str | None = None
+    grammar: str = ""
     stop: Sequence[str] = ()
     stats_json: Path | None = None
     think: str = "on"

@@ -54,6 +54,7 @@ class FakeEngine:
         sampling: SamplingConfig,
         think: bool,
         _on_prompt: object,
+        _grammar: str = "",
     ) -> Iterator[Piece]:
         self.prompts.append(prompt)
         self.asked.append((max_tokens, sampling))

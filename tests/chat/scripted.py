@@ -20,7 +20,7 @@ def sampler_class(answers: Sequence[str]) -> type:
     left = iter(answers)
 
     class Scripted:
-        def __init__(self, _config: object, _n_vocab: int) -> None:
+        def __init__(self, _config: object, _model: object, _grammar: str) -> None:
             self._answer = next(left)
             self._tokens: Iterator[int] | None = None
 

@@ -72,6 +72,17 @@ def test_a_prompt_may_follow_the_model_and_a_text_ends_the_answer(
     assert done.stdout == whole.partition(end)[0].removesuffix("\n") + "\n"
 
 
+def test_an_answer_follows_a_schema(run_pyhobbit: RunPyhobbit, tiny_gguf: Path, chat_gguf: Path) -> None:
+    of = {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}
+    schema = json.dumps({"type": "object", "properties": of, "required": ["a", "b"]})
+    texts = [
+        run_pyhobbit("chat", model, PROMPT, "-n", 99, *GREEDY, "--format", schema, "--drafts", n).stdout
+        for model, n in ((tiny_gguf, 0), (tiny_gguf, 2), (chat_gguf, 0))
+    ]
+    assert texts[0] == texts[1]
+    assert all(set(json.loads(text)) == {"a", "b"} for text in texts)
+
+
 def test_drafts_print_the_same_text_and_how_many_were_right(
     run_pyhobbit: RunPyhobbit, tiny_gguf: Path
 ) -> None:

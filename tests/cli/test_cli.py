@@ -141,6 +141,7 @@ def test_a_flag_with_a_number_or_size_says_its_default(
     ("arguments", "message"),
     [
         (["chat", "m.gguf", "--temp"], "--temp needs a value"),
+        (["chat", "m.gguf", "--format"], "--format needs a value"),
         (
             ["chat", "m.gguf", "--memory", "-1G"],
             "--memory needs a value, with = before one that begins with -",
@@ -200,6 +201,9 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["pull", "m.gguf"], "m.gguf is not on Hugging Face; write USER/NAME[:QUANT]"),
         (["rm", "m.gguf"], "m.gguf is no download, and rm deletes downloads only"),
         (["chat", "m.gguf", "--memory", "8"], "'8' is 8 bytes; for GiB write 8G"),
+        (["chat", "m.gguf", "--format", "yaml"], "--format takes json, a JSON schema, or"),
+        (["chat", "m.gguf", "--format", "{"], "the file of one: Expecting property name"),
+        (["chat", "m.gguf", "-j", '{"type": "no"}'], "the file of one: Unrecognized schema"),
         (["chat", "m.gguf", "--memor", "1G"], "chat has no option --memor; did you mean --memory?"),
         (["chat", "m.gguf", "--xyzzy"], "chat has no option --xyzzy; see: pyhobbit chat --help"),
         (["chat", "m.gguf", "n.gguf"], "'n.gguf' is one argument too many; put a prompt between"),
