@@ -22,7 +22,7 @@ set(LLAMA_ALL_WARNINGS OFF) # there are thousands, and they are upstream's
 set(GGML_ALL_WARNINGS OFF)
 set(GGML_CCACHE OFF) # hobbit_use_ccache below does it for everything
 
-set(HOBBIT_LLAMA_TOOLS llama-server llama-quantize llama-perplexity llama-bench llama-imatrix ggml-rpc-server)
+set(HOBBIT_LLAMA_TOOLS llama-server llama-cli llama-quantize llama-perplexity llama-bench llama-imatrix ggml-rpc-server)
 
 # llama.cpp asks git for its commit, and would be told ours: the tree lies in our checkout
 file(STRINGS "${HOBBIT_LOCK}" HOBBIT_UPSTREAM REGEX "^upstream_commit")
@@ -94,7 +94,7 @@ endfunction()
 # Programs, which wait for ggml, are compiled fast: with less optimisation, and several sources together, as llama.cpp itself
 # compiles its models. To be called when the targets are there.
 function(hobbit_compile_programs_fast)
-    foreach(target IN ITEMS llama-common server-context llama-server-impl cpp-httplib mtmd llama-bench-impl)
+    foreach(target IN ITEMS llama-common server-context llama-server-impl llama-cli-impl cpp-httplib mtmd llama-bench-impl)
         target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
     endforeach()
 

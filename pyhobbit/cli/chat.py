@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyhobbit.chat.screen import note
 from pyhobbit.cli.help import Parser
@@ -46,12 +46,13 @@ def add_arguments(parser: Parser) -> None:
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    what = "answer TEXT, also given after MODEL (default: stdin)"
-    add("-p", dest="prompt", metavar="TEXT", help=what)
+    add("-p", dest="prompt", metavar="TEXT", help="answer TEXT, also given after MODEL (default: stdin)")
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
     add_answer_arguments(parser)
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before TEXT; repeatable")
     add("--format", metavar="json|SCHEMA|FILE", help="answer in JSON, without thoughts")
+    add("--mmproj", type=Path, metavar="FILE", help="see pictures by this projector, in llama.cpp's terminal")
+    add("--image", action="append", default=[], metavar="FILE", help="picture for the prompt; repeatable")
     add("-q", dest="quiet", action="store_true", help="show the answers, no figures and no thinking")
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
@@ -73,7 +74,26 @@ def run(args: argparse.Namespace) -> int:
         config = _config(args)
         if not config.quiet:
             _say(f"{options_path(model).name} sets {', '.join(options)}")
+    if args.mmproj is not None or args.image:
+        _see(args, model, prompt)
     return chat(model, config, prompt)
+
+
+def _see(args: argparse.Namespace, model: Path, prompt: str | None) -> NoReturn:
+    """Becomes llama.cpp's terminal, whose server holds the projector. Raises HobbitError."""
+    from pyhobbit.cli.serve import converse  # takes a while
+
+    for name in ("drafts", "format", "quiet", "stats_json", "stop"):
+        if getattr(args, name):
+            raise ConfigError(f"--{name.replace('_', '-')} is not possible beside --mmproj; leave it out")
+    if args.image and (args.mmproj is None or prompt is None):
+        raise ConfigError("--image needs --mmproj FILE, the projector of the model, and a prompt by -p")
+    for each in args.image:
+        Path(each).open("rb").close()
+    asked = [part for each in args.image for part in ("--image", f'"{each}"')]
+    asked += [] if prompt is None else ["--no-escape", "--single-turn", "--prompt", prompt]
+    asked += ["--system-prompt", args.system or "", *(["--verbose"] if args.verbose else [])]
+    converse(args, model, asked)
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:

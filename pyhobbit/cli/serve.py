@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyhobbit.cli import server_flags, several_models
 from pyhobbit.cli.habits import ignore
@@ -27,7 +27,7 @@ from pyhobbit.cli.options import (
     add_setting_arguments,
     cache_config,
 )
-from pyhobbit.cli.server_flags import SERVER, any_given, known, value
+from pyhobbit.cli.server_flags import SERVER, TERMINAL, any_given, known, value
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import EXACT, model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
@@ -89,6 +89,7 @@ _BATCH = 2048  # llama-server's own --batch-size, which several passes compute
 _LEAST_CONTEXT = 256
 _DRAFTS = 3  # its own default
 _NGRAM_TABLE = 16 << 20  # bytes that drafts by n-grams take beside all requests
+_COPIES, _PART_COPIED = 64 << 20, 24  # copies of a request in a terminal: at most so many bytes, or this part
 
 
 def add_arguments(parser: Parser) -> None:
@@ -163,6 +164,18 @@ def run(args: argparse.Namespace) -> int:
     become([str(SERVER), *arguments])
 
 
+def converse(args: argparse.Namespace, model: Path, asked: Sequence[str]) -> NoReturn:
+    """Becomes llama.cpp's terminal, with a server inside. args: of chat.  asked: its own."""
+    flags = {**_SERVER_NAMES, "mmproj": "--mmproj", "override_kv": "--override-kv", "think": "--reasoning"}
+    given = [(flag, str(found)) for name, flag in flags.items() if (found := getattr(args, name)) is not None]
+    args.model, args.hf_repo, args.keep_slots, args.calibrate_idle = model, None, None, None
+    args.passed_on = ["--parallel", "1", *(each for pair in given for each in pair)]
+    arguments = [each for each in _arguments_of_model(args, listens=False) if each != "--metrics"]
+    for name in ("--alias", "--cors-origins"):
+        arguments = server_flags.without(name, arguments)[0]
+    become([str(TERMINAL), *arguments, *asked])
+
+
 def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> list[str]:
     """Arguments of a llama-server that finds its models itself. Raises ConfigError."""
     from pyhobbit.engine.plan import check_limit  # loads the libraries
@@ -179,7 +192,7 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
     return [*_no_warmup(passed_on), *server_arguments(own.settings(), args.batch, passed_on)]
 
 
-def _arguments_of_model(args: argparse.Namespace) -> list[str]:
+def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[str]:
     """Arguments for one model, which is downloaded where needed. Raises HobbitError."""
     from pyhobbit.model.gguf_file import read_gguf  # takes a while
 
@@ -196,6 +209,8 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     if args.keep_slots is not None:
         _keep_slots(model, cache, args)
     images, of_model = _beside_images(model, _of_model(cache, args.passed_on), args)
+    if not listens and of_model.memory is not None:
+        of_model = replace(of_model, memory=of_model.memory - min(_COPIES, of_model.memory // _PART_COPIED))
     placed = _placed(model, of_model, args)
     idle, of_model = calibrate_beside(model, args.calibrate_idle, placed.cache)
     plan = _check_memory(model, of_model, args.batch, args.passed_on)
@@ -212,7 +227,9 @@ def _arguments_of_model(args: argparse.Namespace) -> list[str]:
     if not has_own and "tokenizer.chat_template" not in read_gguf(model).metadata:
         args.passed_on += ["--chat-template", _CONTINUES]
         others["template"] = "none in the file: the model continues the text of the messages"
-    _report(model, plan, cache, {**others, "address": _address(args.passed_on), "slots": slots})
+    if listens:
+        others |= {"address": _address(args.passed_on), "slots": slots}
+    _report(model, plan, cache, others)
     cached = plan is not None and plan.info.cached
     arguments = ["-m", str(model)]
     if value("--alias", args.passed_on) is None:

@@ -12,7 +12,7 @@ from pyhobbit.errors import ConfigError, HobbitError, did_you_mean
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
 HOST, PORT = "127.0.0.1", "8080"  # its own defaults
-SERVER = BIN_DIR / "llama-server"
+SERVER, TERMINAL = BIN_DIR / "llama-server", BIN_DIR / "llama-cli"
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 _OUR_NAMES = {"--ctx": "--ctx-size"}  # the other verbs call it so
 

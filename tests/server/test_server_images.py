@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import random_moe
+from conftest import RunPyhobbit
 from llama_cpp.llama_chat_format import Llava15ChatHandler
 from models import stock_dir
 from projector import N_TOKENS, picture, sound, write_ear, write_projector
@@ -76,6 +77,42 @@ def test_a_model_sees_what_it_sees_with_stock(files: tuple[Path, Path], tmp_path
         assert _answers(server) == found
     assert found[0][0] != found[1][0]
     assert min(n for _, n in found) > N_TOKENS
+
+
+def test_the_terminal_sees_what_the_server_sees(
+    files: tuple[Path, Path], tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    model, projector = files
+    with serving(model, tmp_path / "log", "--pools", POOLS, "--mmproj", projector) as server:
+        expected = _answers(server)
+    seen = ("--pools", POOLS, "--mmproj", projector, "-n", 16, "--temp", 0, "--seed", 1)
+    for red, (text, _) in zip((0, 255), expected, strict=True):
+        (tmp_path / "a, b.png").write_bytes(picture(red))
+        done = run_pyhobbit("chat", model, *seen, "-p", "What is it?", "--image", tmp_path / "a, b.png")
+        assert done.returncode == 0, done.stderr
+        assert (
+            f"> What is it?\n{text.rstrip(chr(0xFFFD))}" in done.stdout
+        )  # a stream holds half a character back
+        assert "images    mmproj.gguf, " in done.stderr
+        assert "address" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--image", "a.png"), "--image needs --mmproj FILE, the projector of the model, and a prompt by -p"),
+        (("--mmproj", "none.gguf"), "there is no file none.gguf; --mmproj takes the model's projector"),
+        (("--mmproj", "none.gguf", "--image", "none.png"), "none.png cannot be used: No such file"),
+        (("--mmproj", "none.gguf", "-q"), "--quiet is not possible beside --mmproj; leave it out"),
+        (("--mmproj", "none.gguf", "--stop", "a"), "--stop is not possible beside --mmproj; leave it out"),
+    ],
+)
+def test_what_a_terminal_that_sees_cannot_do_is_said(
+    files: tuple[Path, Path], run_pyhobbit: RunPyhobbit, options: tuple[str, ...], said: str
+) -> None:
+    done = run_pyhobbit("chat", files[0], "-p", "What is it?", *options)
+    assert done.returncode != 0
+    assert said in done.stderr
 
 
 def test_what_a_projector_takes_is_left_free(files: tuple[Path, Path]) -> None:
