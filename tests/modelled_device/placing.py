@@ -22,8 +22,8 @@ from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 class Drawn:
     """A sampler, since there are no logits."""
 
-    def __init__(self, config: SamplingConfig, n_vocab: int) -> None:
-        self._random, self._n = np.random.default_rng(config.seed), n_vocab
+    def __init__(self, config: SamplingConfig, model: Any) -> None:
+        self._random, self._n = np.random.default_rng(config.seed), model.n_vocab()
 
     def sample(self, _context: object) -> int:
         return int(self._random.integers(self._n))
