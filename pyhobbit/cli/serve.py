@@ -470,5 +470,5 @@ def _check_memory(
         try:  # with more, requests may take more
             _check_memory(model, replace(cache, memory=told), n_batch, passed_on)
         except HobbitError as closer:
-            error = str(closer)
+            error = str(closer) if isinstance(closer, ShortOfMemory) else error
         raise HobbitError(re.sub(r"(?<=budget of )[\d.]+ \w+", format_size(cache.memory), error)) from e

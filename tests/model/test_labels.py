@@ -55,7 +55,7 @@ def test_a_mark_at_its_place_is_no_model(name: str) -> None:
     assert not is_model_name(name)
 
 
-def test_the_header_decides_where_it_is_at_hand(tmp_path: Path) -> None:
+def test_the_header_decides_where_it_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {
         "mmproj-and-more.gguf": {"general.architecture": "qwen3moe", "general.type": "model"},
         "imatrix.gguf": {"general.architecture": "qwen3moe"},
@@ -72,9 +72,8 @@ def test_the_header_decides_where_it_is_at_hand(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(pack_header([string_entry(*each) for each in keys.items()], [], 32))
     (tmp_path / "unreadable.gguf").write_bytes(b"GGUF")
     found = {model.path.name for model in models_in(tmp_path)}
-    assert found == {
-        "mmproj-and-more.gguf", "imatrix.gguf", "old.gguf", "clip-tuned.gguf", "unreadable.gguf"
-    }  # fmt: skip
+    assert found == {"mmproj-and-more.gguf", "imatrix.gguf", "old.gguf", "clip-tuned.gguf"}
+    assert "unreadable.gguf is damaged: it ends in the middle of its header" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_serve_passes_on_what_is_llama_servers(tiny: Path) -> None:
     )
     args = serve.parse(verbs.parser_of("serve"), [str(tiny), "--seed", "7"])
     own = serve._add_model_options(args, tiny)
-    assert own == ["memory", "ctx", "top_k"]
+    assert own == ["memory", "ctx", "top_k", "system"]
     assert serve.cache_config(args).memory == 1 << 30
     assert args.passed_on == ["--seed", "7", "--ctx-size", "300", "--top-k", "3"]
 
