@@ -6,8 +6,7 @@
 //   - C, opaque handles, sized integers. No exception crosses this interface. Where a function of a model or a context
 //     has no `err`, its error is that of the model's next computation.
 //   - A function that can fail returns false or NULL and writes one sentence, with what to do about it, to `err`
-//     (truncated to `err_size`, always terminated). The most recent such sentence of the process is also kept for
-//     hobbit_last_error.
+//     (truncated to `err_size`, always terminated). hobbit_last_error keeps the most recent one of the process.
 //   - Sizes are bytes. Times are seconds.
 //   - Every function of a model may be called from any thread; a context belongs to one thread at a time. ggml's list
 //     of devices has no lock: hobbit_place_layers adds to it, so no other thread may use the list meanwhile.
@@ -91,8 +90,7 @@ struct hobbit_paper {
 // The i-th paper by name, NULL past the last one. Valid for ever.
 HOBBIT_API const struct hobbit_paper * hobbit_paper_at(size_t i);
 
-// The i-th setting that is a number of a rule for precision, in the order of keys; NULL past the last one. Valid for
-// ever.
+// The i-th setting that is a number of a rule for precision, by key; NULL past the last one. Valid for ever.
 HOBBIT_API const struct hobbit_setting_spec * hobbit_rule_number_at(size_t i);
 
 // The keys of the numbers by which a rule decides, separated by spaces; "" of an unknown rule. Valid for ever.
@@ -335,8 +333,7 @@ HOBBIT_API bool hobbit_set_costs(hobbit_model * model, const float * low, const 
 // Observing
 //
 
-// Returns true if experts can be computed. False, with the reason, after a computation has failed: all later ones fail
-// as well.
+// Returns true if experts can be computed; false, with the reason, for ever after a computation has failed.
 HOBBIT_API bool hobbit_check(const hobbit_model * model, char * err, size_t err_size);
 
 // Seconds that the oldest read in flight has taken; 0 without one, and before hobbit_place_layers. Never waits for a

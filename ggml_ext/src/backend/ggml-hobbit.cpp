@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "backend/ggml-hobbit.h"
 
-#include "base/ggml-layout.h"
 #include "base/status.h"
 #include "device/device-traits.h"
+#include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "graph/inner-graph.h"
 #include "graph/lazy-backend.h"
@@ -23,6 +23,33 @@ using hobbit::is_expert_matmul;
 using hobbit::is_row_lookup;
 using hobbit::lazy_backend;
 using hobbit::split_runner;
+
+// Private structs of ggml that our code depends on. Their tables of functions are initialised by position, so a
+// function that a newer ggml adds would silently move the others: this fails to compile instead. docs/upgrading.md says
+// what to review.
+
+template <typename table>
+constexpr size_t n_functions = sizeof(table) / sizeof(void (*)());
+
+static_assert(n_functions<ggml_backend_i> == 16, "ggml_backend_i: review this file");
+static_assert(n_functions<ggml_backend_device_i> == 15, "ggml_backend_device_i: review this file");
+static_assert(n_functions<ggml_backend_reg_i> == 4, "ggml_backend_reg_i: review this file");
+static_assert(n_functions<ggml_backend_buffer_i> == 11, "ggml_backend_buffer_i: review this file");
+
+// Version 3 adds alloc_buffer_n and get_alloc_size_n, whose defaults are right for us; we set this table by name.
+static_assert(n_functions<ggml_backend_buffer_type_i> == (GGML_BACKEND_API_VERSION == 2 ? 6 : 8),
+              "ggml_backend_buffer_type_i: review this file");
+static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3, "the ggml versions that were tried");
+
+static_assert(sizeof(ggml_backend_dev_caps) == 5 * sizeof(bool), "ggml_backend_dev_caps: review this file");
+
+// A node's copy in an inner graph has its operation, parameters, shape and sources; patch 0003 puts the router's
+// weights and input into src[3] and src[4] of a MUL_MAT_ID.
+static_assert(sizeof(ggml_tensor) == 336 && sizeof(void *) == 8, "ggml_tensor: review inner_graph::add_copy");
+static_assert(GGML_MAX_SRC > 4, "MUL_MAT_ID has no room for the router's weights and input");
+
+// A new operation between a layer's matmuls would split the layer.
+static_assert(GGML_OP_COUNT == 101, "ggml_op: review is_elementwise and n_row_sources");
 
 //
 // context

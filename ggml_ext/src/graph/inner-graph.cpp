@@ -32,11 +32,6 @@ static char * base_of(const ggml_backend_buffer_ptr & buffer) {
     return static_cast<char *>(ggml_backend_buffer_get_base(buffer.get()));
 }
 
-bool is_noop(const ggml_tensor * node) {
-    return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW ||
-           node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-}
-
 inner_graph::inner_graph(ggml_backend_t backend, bool in_queue) :
     backend_(backend), in_queue_(in_queue), alignment_(ggml_backend_get_alignment(backend)) {
     allocate(staged_, ggml_tensor_overhead());
@@ -87,10 +82,6 @@ void inner_graph::reset() {
     begin_graph();
     is_running_ = false;
     forget_staged();
-}
-
-void inner_graph::forget_staged() {
-    n_sets_ = n_values_ = n_staged_ = n_copied_ = 0;
 }
 
 void inner_graph::count_copy(size_t n_bytes) {

@@ -18,7 +18,10 @@
 namespace hobbit {
 
 // Returns true if a backend has nothing to compute for the node.
-bool is_noop(const ggml_tensor * node);
+inline bool is_noop(const ggml_tensor * node) {
+    return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW ||
+           node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
 
 // Returns when the device has computed the tensor, even if the device synchronizes early (see device_traits).
 // REQUIRES: ggml_backend_synchronize(backend) was called; the tensor has four bytes or more.
@@ -235,7 +238,7 @@ class inner_graph {
     static void   allocate(page & p, size_t size);
     void          open_page(uint32_t number);
     void          begin_graph();
-    void          forget_staged();
+    void          forget_staged() { n_sets_ = n_values_ = n_staged_ = n_copied_ = 0; }
 
     ggml_backend_t           backend_;
     const bool               in_queue_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "fixtures/numbers.h"
-#include "mechanisms/replacement/replacement.h"
+#include "mechanisms/replacement/replacement-settings.h"
 
 #include "plan/layer-plan.h"
 

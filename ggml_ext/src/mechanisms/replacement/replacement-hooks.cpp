@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "mechanisms/replacement/replacement.h"
-
 #include "doors/layer-hooks.h"
 #include "ggml-backend.h"
 #include "ggml-impl.h"
