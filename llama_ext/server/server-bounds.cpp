@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include "server-common.h"
-#include "server-report.h"
-#include "server-requests.h"
 #include "server-task.h"
 
 #include <algorithm>

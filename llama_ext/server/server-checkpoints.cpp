@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include "server-common.h"
-#include "server-report.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

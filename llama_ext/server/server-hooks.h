@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 class common_json;
@@ -239,3 +240,19 @@ hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id
 // Reads an answer. One whose form the parser refuses is kept as text, behind what was read before.
 common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,
                                   const common_chat_msg & before);
+
+// --- Functions of server-report.cpp and server-requests.cpp, for other hooks. Any thread may call them.
+
+// Has the model an expert cache?
+bool server_report_is_cached();
+
+// Bytes that the checkpoints of all slots may take; without an expert cache no bound.
+uint64_t server_report_checkpoint_bytes();
+
+// Layers that were computed, and those of a graph that the cache computes; 0 without an expert cache.
+std::pair<double, int32_t> server_report_layers();
+
+// Waits for the memory of an answer of the request that this thread reads, which its response holds from then on.
+// An answer that could never fit is refused; the error begins with `what`. Without a bound on requests this does
+// nothing.
+void server_requests_hold_answer(uint64_t size, const std::string & what);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "server-requests.h"
+#include "server-hooks.h"
 
 #include "llama-expert-cache.h"
 #include "server-common.h"

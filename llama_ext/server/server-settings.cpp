@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "llama-expert-cache.h"
 #include "server-common.h"
-#include "server-report.h"
 #include "server-schema.h"
 
 #include <algorithm>
