@@ -8,8 +8,7 @@
 #include <mutex>
 #include <stdexcept>
 
-static thread_local int         llama_hobbit_n_guards = 0; // guards of this thread
-static thread_local std::string llama_hobbit_fault;        // the sentence of the innermost one
+static thread_local int llama_hobbit_n_guards = 0; // guards of this thread
 
 static std::mutex            llama_hobbit_mutex;
 static int                   llama_hobbit_n_guarded = 0; // threads; from here on under the mutex
@@ -29,13 +28,11 @@ static void llama_hobbit_on_abort(const char * failed) {
         return;
     }
     const char * folder = std::strrchr(failed, '/');
-    const char * whose =
-        std::strstr(failed, "ggml_ext/") ? "internal error of the expert cache" : llama_hobbit_fault.c_str();
+    const char * whose  = std::strstr(failed, "ggml_ext/") ? "internal error of the expert cache" : LLAMA_HOBBIT_FAULT;
     throw std::runtime_error(std::string(whose) + "; this check failed: " + (folder ? folder + 1 : failed));
 }
 
-llama_hobbit_guard::llama_hobbit_guard(const std::string & overridden) {
-    llama_hobbit_fault = llama_hobbit_model_fault(overridden);
+llama_hobbit_guard::llama_hobbit_guard() {
     if (llama_hobbit_n_guards++ > 0) {
         return;
     }

@@ -27,7 +27,7 @@ void llama_hobbit_deleter::operator()(hobbit_context * context) const {
     hobbit_close_context(context);
 }
 
-void llama_hobbit_check_type(const llama_model_kv_override & kv, int type) {
+static void llama_hobbit_check_type(const llama_model_kv_override & kv, int type) {
     static const char * const names[] = { "int", "float", "bool", "str" };
     if (int(kv.tag) != type) {
         throw std::runtime_error(
@@ -85,28 +85,6 @@ std::string llama_hobbit_first_part(const std::string & fname) {
     return first;
 }
 
-std::string llama_hobbit_overridden(const llama_model_params & params) {
-    std::string keys;
-    for (const auto * kv = params.kv_overrides; kv && kv->key[0] != 0; ++kv) {
-        if (std::strncmp(kv->key, "hobbit.", 7) != 0) {
-            keys += (keys.empty() ? "" : ", ") + std::string(kv->key);
-        }
-    }
-    return keys;
-}
-
-std::string llama_hobbit_model_fault(const std::string & overridden) {
-    return overridden.empty() ? "the model is damaged, or of a kind that cannot be run"
-                              : "the override of " + overridden + " does not fit the model";
-}
-
-std::string llama_hobbit_load_error(const std::string & why, const llama_model_params & params) {
-    const std::string keys = llama_hobbit_overridden(params);
-    return keys.empty() || why.find("the override of ") != std::string::npos
-               ? why
-               : llama_hobbit_model_fault(keys) + ": " + why;
-}
-
 // Throws where llama.cpp would ignore an override of a key that the file has, or cut its value.
 static void llama_hobbit_check_override(const gguf_context * metadata, const llama_model_kv_override & kv) {
     const int64_t id = gguf_find_key(metadata, kv.key);
@@ -140,13 +118,8 @@ void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
     if (!model) {
         return;
     }
-    for (const auto & [key, value] : ml.kv_overrides) {
-        llama_hobbit_check_override(ml.metadata, value);
-        const std::string arch = key.substr(0, key.find('.'));
-        if (arch != ml.get_arch_name() && llm_arch_from_string(arch) != LLM_ARCH_UNKNOWN) {
-            LLAMA_LOG_WARN("hobbit: the override of %s does nothing: this model is of the architecture %s\n",
-                           key.c_str(), ml.get_arch_name().c_str());
-        }
+    for (const auto & each : ml.kv_overrides) {
+        llama_hobbit_check_override(ml.metadata, each.second);
     }
     uint32_t n_blocks = 0, n_drafts = 0;
     if (!ml.load_mtp && ml.get_key(LLM_KV_BLOCK_COUNT, n_blocks, false) &&
@@ -370,8 +343,8 @@ static void llama_hobbit_check_graph(const llama_context & lctx) {
     for (int i = 0; graph && i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor * node = ggml_graph_node(graph, i);
         if (!llama_hobbit_can_compute(node)) {
-            throw std::runtime_error(llama_hobbit_model_fault(lctx.get_model().overridden) +
-                                     ": the CPU cannot compute " + ggml_op_desc(node) + " '" + node->name + "' of it");
+            throw std::runtime_error(
+                format("%s: the CPU cannot compute %s '%s' of it", LLAMA_HOBBIT_FAULT, ggml_op_desc(node), node->name));
         }
     }
 }
@@ -408,7 +381,7 @@ static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & 
 llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_context_params & params) {
     std::unique_ptr<llama_context> ctx;
     {
-        const llama_hobbit_guard guard(lm.overridden);
+        const llama_hobbit_guard guard;
         ctx.reset(new llama_context(lm, params));
     }
     llama_hobbit_check_graph(*ctx);

@@ -35,21 +35,16 @@ using llama_hobbit_context_ptr = std::unique_ptr<hobbit_context, llama_hobbit_de
 // threads end the process as ever.
 class llama_hobbit_guard {
   public:
-    explicit llama_hobbit_guard(const std::string & overridden); // see llama_hobbit_model_fault
+    llama_hobbit_guard();
     ~llama_hobbit_guard();
 
     llama_hobbit_guard(const llama_hobbit_guard &)             = delete;
     llama_hobbit_guard & operator=(const llama_hobbit_guard &) = delete;
 };
 
-// The metadata's keys that the parameters override, for people; empty: none.
-std::string llama_hobbit_overridden(const llama_model_params & params);
-
-// Begins the sentence on a model that cannot be used: an override may be why.
-std::string llama_hobbit_model_fault(const std::string & overridden);
-
-// Why a model with these parameters cannot be loaded, with the overrides that may be the cause.
-std::string llama_hobbit_load_error(const std::string & why, const llama_model_params & params);
+// Begins the sentence on a model that cannot be used.
+constexpr const char * LLAMA_HOBBIT_FAULT =
+    "the model is damaged, of a kind that cannot be run, or unfit for an override of its metadata";
 
 //
 // Model. Functions that can fail throw std::runtime_error.
