@@ -42,7 +42,6 @@ struct hobbit_simulation {
     uint64_t      n_costs;
     double        bits_high; // per weight
     double        bits_low;
-    uint64_t      seed; // seed of the policy "random"
 
     const uint32_t * n_used_by_layer; // [n_layers], each 1 to n_used; NULL: n_used in all layers
 

@@ -60,7 +60,6 @@ _KEYS = {
         "trace of an earlier run, whose decoding says which experts are used, and on which paths: pools, "
         "policies and predictors begin with it, and the policy static needs it",
     ),
-    "seed": Key("count", "seed of the policy random (default: 0)", default=0),
     "split": Key("text", "count only these decode steps; earlier ones warm the cache", "FIRST:LAST"),
 }
 _JUDGES = (
@@ -104,8 +103,6 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(f"the capacity is {capacity}; it is a share of all experts, between 0 and 1")
     if not (0 < args.bits_low < math.inf and 0 < args.bits_high < math.inf):
         raise ConfigError("bits_low and bits_high must be above 0")
-    if not 0 <= args.seed < 2**64:
-        raise ConfigError(f"the seed is {args.seed}; it must lie between 0 and 2^64 - 1")
 
 
 def _earlier(path: Path, of: "Trace") -> "Trace":
@@ -130,7 +127,6 @@ def _base(trace: "Trace", args: argparse.Namespace, earlier: "Trace | None") -> 
         floors=args.floors,
         bits_high=args.bits_high,
         bits_low=args.bits_low,
-        seed=args.seed,
         prior=() if earlier is None else earlier.prior(),
         paths=() if earlier is None else earlier.paths(),
         **vars(cache_config(args, without=("policy", "trace"))),
@@ -199,7 +195,7 @@ def _document(trace: "Trace", split: str | None, base: "Simulation", runs: Seque
     from pyhobbit.settings.resolve import resolve
 
     # the others belong to one run each, or are long
-    sizes = ("n_layers", "n_experts", "n_used", "floors", "bits_high", "bits_low", "seed")
+    sizes = ("n_layers", "n_experts", "n_used", "floors", "bits_high", "bits_low")
     given = replace(base, policy="hobbit").settings()  # the one with weights
     return {
         "trace": str(trace.path),

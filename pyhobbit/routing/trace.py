@@ -95,8 +95,8 @@ class Simulation(CacheSettings):
     n_used: experts of a token, in the layer with the most; how many others use follows from their routes.
     slots_high, slots_low: experts that the pools hold.  floors: a layer keeps its even share of a pool, as in
     the engine.  low_costs, skip_costs: of the rule price, as Cache.set_costs takes them.
-    bits_high, bits_low: per weight.  seed: of the policy "random".  prior: uses per token in earlier runs,
-    layer by layer, with which pools and policy begin; (): none.
+    bits_high, bits_low: per weight.  prior: uses per token in earlier runs, layer by layer, with which pools
+    and policy begin; (): none.
     paths: with which a predictor begins, by paths.path_table().
     """
 
@@ -110,7 +110,6 @@ class Simulation(CacheSettings):
     skip_costs: tuple[float, ...] = ()
     bits_high: float = 16.0
     bits_low: float = 4.5
-    seed: int = 0
     prior: tuple[float, ...] = ()
     paths: tuple[int, ...] = ()
 

@@ -183,14 +183,6 @@ def test_floors_are_those_of_the_engine(tmp_path: Path, capsys: pytest.CaptureFi
     assert _json(capsys, *arguments, "--set", "floors=true")["runs"][0]["hit_rate"] > 0
 
 
-def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_trace(tmp_path / "t.csv", letters("ABCDEFGH" * 20), n_layers=1, n_experts=8, n_used=1)
-    arguments = ("--trace", path, "--capacity", 0.5, "--policy", "random", "--set")
-    penalties = [_json(capsys, *arguments, f"seed={seed}")["runs"][0]["penalty"] for seed in (1, 1, 2, 3, 4)]
-    assert penalties[0] == penalties[1]
-    assert len(set(penalties)) > 1
-
-
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
@@ -209,7 +201,6 @@ def test_the_seed_is_that_of_the_random_policy(tmp_path: Path, capsys: pytest.Ca
         (("--set", "bits_high=2"), 1, "make 0 < low <= high"),
         (("--set", "bits_high=0"), 2, "bits_low and bits_high must be above 0"),
         (("--policy", "belady", "--set", "t1=0.4"), 1, "belady is the bound for one pool"),
-        (("--set", "seed=-1"), 2, "the seed is -1"),
         (("--set", "split=4"), 2, "split takes two decode steps like 0:64, not '4'"),
         (("--set", "split=a:b"), 2, "split takes numbers with ':' between them, not 'a:b'"),
         (("--set", "split=3:9"), 2, "decode steps 0:6"),

@@ -268,7 +268,6 @@ class replay {
             of.n_layers  = options_.n_layers;
             of.n_experts = options_.n_experts;
             of.n_used    = options_.n_used;
-            of.seed      = options_.seed;
             of.weights   = settings_.weights();
             of.prior     = prior_;
             policy_      = registered_policy::make(of);
