@@ -21,8 +21,8 @@ from pyhobbit.native.ffi import Needs, lib, llama, plan_of
 from pyhobbit.native.machine import available_memory, memory_limit, resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
-_PYTHON_BYTES = 44 << 20  # Python and its modules, which llama-server's process does not hold
-_PROCESS_BYTES = 64 << 20  # at least so much is counted: what the verbs import differs by some MiB
+_PYTHON_BYTES = 38 << 20  # Python and its modules, which llama-server's process does not hold
+_PROCESS_BYTES = 58 << 20  # at least so much is counted: what the verbs import differs by some MiB
 _MOST_OF_POOLS = 0.1  # share that a larger context may take, and a larger pass
 
 
