@@ -22,7 +22,7 @@ from pyhobbit.errors import HobbitError
 POOLS = 5_000_000
 
 INTERRUPTED = """
-import random, signal, sys
+import random, signal, sys, time
 from pyhobbit import Hobbit
 def stop(*_):
     raise KeyboardInterrupt
@@ -31,8 +31,11 @@ model = Hobbit(sys.argv[1], pools="64M", n_ctx=512)
 text = lambda n: model("def read_file(path):", max_tokens=n, temperature=0)["choices"][0]["text"]
 expected, n_cut, n_wrong = text(12), 0, 0
 random.seed(3)
+began = time.monotonic()
+text(30)
+takes = time.monotonic() - began
 for _ in range(60):
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0003, 0.06))
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0003, takes))
     try:
         text(30)
     except KeyboardInterrupt:
