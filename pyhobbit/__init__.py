@@ -52,6 +52,7 @@ def _share_libraries() -> None:
     from pyhobbit.native.paths import LIB_DIR
 
     share("LLAMA_CPP_LIB_PATH", str(LIB_DIR))
+    share("GGML_NO_BACKTRACE", "1")  # where llama.cpp aborts, it starts a debugger, which may take minutes
 
 
 _share_libraries()
@@ -62,8 +63,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    # The engine brings the native libraries, which the converter does without, and the command line
-    # answers to Ctrl-C only once it has started.
+    # The engine brings native libraries, which the converter does without, and Ctrl-C before it has started.
     from importlib import import_module
 
     if name == "__version__":

@@ -159,6 +159,35 @@ with Hobbit(sys.argv[1], rpc=sys.argv[2], device="RPC0", n_ctx=512) as model:
     assert "again 4" in out
 
 
+def test_memory_of_a_machine_that_has_gone_away_does_not_end_the_process() -> None:
+    """It goes between two messages: the one that takes memory, and the one that asks where that begins."""
+    script = """
+import ctypes, sys
+from pyhobbit.native import rpc_servers
+rpc_servers.add_rpc_servers(sys.argv[1])
+base = ctypes.CDLL(str(rpc_servers.LIB_DIR / "libggml-base.so"))
+ggml = ctypes.CDLL(str(rpc_servers.LIB_DIR / "libggml.so"))
+for each in (ggml.ggml_backend_dev_by_name, base.ggml_backend_dev_buffer_type,
+             base.ggml_backend_buft_alloc_buffer, base.ggml_backend_buffer_get_base):
+    each.restype = ctypes.c_void_p
+device = ctypes.c_void_p(ggml.ggml_backend_dev_by_name(b"RPC0"))
+kind = ctypes.c_void_p(base.ggml_backend_dev_buffer_type(device))
+taken = ctypes.c_void_p(base.ggml_backend_buft_alloc_buffer(kind, ctypes.c_size_t(1024)))
+print("taken", flush=True)
+input()
+print(base.ggml_backend_buffer_get_base(taken) is not None)
+"""
+    with working() as (address, worker):
+        command = [sys.executable, "-c", script, address]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, text=True, **pipes) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "taken\n"
+            worker.kill()
+            worker.wait()
+            assert process.communicate("\n", timeout=60)[0].splitlines()[-1] == "True"
+
+
 def test_a_server_whose_machine_goes_away_comes_back_with_it(tiny_gguf: Path, tmp_path: Path) -> None:
     with (
         working() as (address, worker),
