@@ -255,17 +255,16 @@ const char * llama_lost_machine(void) {
     return get ? get() : nullptr;
 }
 
-ggml_status llama_hobbit_batch::end(ggml_backend_sched_t sched, ggml_status status) const {
+int32_t llama_hobbit_status(ggml_backend_sched_t sched) {
     bool is_remote = false;
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
         const char * name = ggml_backend_name(ggml_backend_sched_get_backend(sched, i));
         is_remote         = is_remote || std::strncmp(name, "RPC", 3) == 0;
     }
-    if (is_remote && status == GGML_STATUS_SUCCESS) {
+    if (is_remote) {
         ggml_backend_sched_synchronize(sched);
-        status = llama_lost_machine() ? GGML_STATUS_FAILED : status;
     }
-    return status;
+    return is_remote && llama_lost_machine() ? -3 : 0;
 }
 
 hobbit_model * llama_model_expert_cache(const llama_model * model) {

@@ -112,9 +112,10 @@ class llama_hobbit_batch {
     // null.
     bool repeats(ggml_backend_sched_t sched, const ggml_tensor * logits) const;
 
-    // The status of the batch, whose graph ended with `status`: a machine that was lost meanwhile fails it.
-    ggml_status end(ggml_backend_sched_t sched, ggml_status status) const;
-
   private:
     hobbit_context * context_;
 };
+
+// Result of llama_decode() once a batch is computed and its outputs are asked for: those from a machine that was lost
+// meanwhile are wrong.
+int32_t llama_hobbit_status(ggml_backend_sched_t sched);

@@ -252,6 +252,14 @@ def test_a_machine_may_go_away_at_any_byte(tiny_gguf: Path, run_pyhobbit: RunPyh
             assert (cut.returncode, len(cut.stderr.strip().splitlines())) == (1, 1), (part, cut.stderr)
             assert relay.address in cut.stderr
             assert done.stdout.startswith(cut.stdout.strip())
+        for most in range(whole.n_bytes - 1200, whole.n_bytes, 100):  # where the last logits are asked for
+            with relaying(address, most=most) as relay:
+                cut = run_pyhobbit(*chat, relay.address, timeout=60)
+            assert (
+                cut.stdout == done.stdout
+                if cut.returncode == 0
+                else done.stdout.startswith(cut.stdout.strip())
+            )
         for verb, n in (("inspect", ()), ("bench", ("--prompts", 16))):
             with relaying(address, most=whole.n_bytes) as relay:
                 options = ("--ctx", 256, "--device", "RPC0", "--rpc", relay.address)
