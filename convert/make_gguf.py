@@ -119,16 +119,12 @@ def _cleaning_up() -> Iterator[None]:
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:  # nohup
-            signal.signal(number, _terminate)
+            signal.signal(number, lambda *_: sys.exit("terminated: nothing was written"))
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _terminate(_number: int, _frame: object) -> None:
-    sys.exit("terminated: nothing was written")
 
 
 if __name__ == "__main__":  # a checkout's script: the verb `pyhobbit convert`

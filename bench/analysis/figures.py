@@ -61,9 +61,9 @@ class Prediction(NamedTuple):
 
 def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> Prediction:
     """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer."""
-    n_experts = max(len(router.weight) for router in routers)
-    top1, top_k = (np.full((MAX_AHEAD, experts.shape[1]), np.nan) for _ in range(2))
-    for ahead, layer in _looks(experts.shape[1]):
+    n_experts, n_layers = max(len(router.weight) for router in routers), experts.shape[1]
+    top1, top_k = (np.full((MAX_AHEAD, n_layers), np.nan) for _ in range(2))
+    for ahead, layer in ((i, each) for i in range(1, MAX_AHEAD + 1) for each in range(n_layers - i)):
         chosen = _used(experts, layer + ahead)
         predicted = routers[layer + ahead].choose(inputs[:, layer], chosen.shape[1])
         top1[ahead - 1, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
@@ -78,10 +78,6 @@ def own_routing_agreement(inputs: np.ndarray, experts: np.ndarray, routers: list
     """
     choices = [(_used(experts, layer), inputs[:, layer], router) for layer, router in enumerate(routers)]
     return float(np.mean([_overlap(own, by.choose(of, own.shape[1])).mean() for own, of, by in choices]))
-
-
-def _looks(n_layers: int) -> list[tuple[int, int]]:
-    return [(ahead, layer) for ahead in range(1, MAX_AHEAD + 1) for layer in range(n_layers - ahead)]
 
 
 def _used(experts: np.ndarray, layer: int) -> np.ndarray:

@@ -174,11 +174,8 @@ def fingerprint(tensors: Iterable[TensorInfo]) -> int:
     routed = (tensor for tensor in tensors if routed_part(tensor.name))
     for tensor in sorted(routed, key=lambda tensor: tensor.name.encode()):
         shape = ",".join(map(str, tensor.ne))
-        for byte in f"{tensor.name}|{tensor.type.name}|{shape}\n".encode() + _first_bytes(tensor):
+        with tensor.path.open("rb") as file:
+            first = os.pread(file.fileno(), min(_FINGERPRINT_BYTES, tensor.nbytes), tensor.offset)
+        for byte in f"{tensor.name}|{tensor.type.name}|{shape}\n".encode() + first:
             state = (state ^ byte) * 0x100000001B3 % 2**64
     return state
-
-
-def _first_bytes(tensor: TensorInfo) -> bytes:
-    with tensor.path.open("rb") as file:
-        return os.pread(file.fileno(), min(_FINGERPRINT_BYTES, tensor.nbytes), tensor.offset)

@@ -13,16 +13,12 @@ def _native_dir() -> Path:
     return Path(spec.origin).resolve().parent if spec and spec.origin else _PACKAGE_DIR
 
 
-def _vendor_dir() -> Path:
-    installed = _native_dir() / "vendor"
-    return installed if installed.is_dir() else _PACKAGE_DIR.parent / "vendor" / "llama.cpp"
-
-
 LIB_DIR: Path = _native_dir() / "lib"
 """Shared libraries: libllama, libggml*, libggml-hobbit."""
 
 BIN_DIR: Path = _native_dir() / "bin"
 """llama-server, llama-quantize, llama-perplexity, llama-bench."""
 
-VENDOR_DIR: Path = _vendor_dir()
+_VENDORS = _native_dir() / "vendor", _PACKAGE_DIR.parent / "vendor" / "llama.cpp"
+VENDOR_DIR: Path = _VENDORS[not _VENDORS[0].is_dir()]
 """llama.cpp's converter scripts: the installed copy, otherwise the checkout's unpacked tree."""
