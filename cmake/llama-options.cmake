@@ -5,22 +5,15 @@ if (NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 
-set(BUILD_SHARED_LIBS ON)
-set(LLAMA_BUILD_COMMON ON)
-set(LLAMA_BUILD_TOOLS ON)
-set(LLAMA_BUILD_SERVER ON)
-set(LLAMA_BUILD_APP OFF)
-set(LLAMA_BUILD_EXAMPLES OFF)
-set(LLAMA_BUILD_TESTS OFF)
-set(LLAMA_BUILD_UI OFF)
-set(LLAMA_USE_PREBUILT_UI OFF)
-set(LLAMA_OPENSSL OFF)
-set(GGML_RPC ON) # devices of other machines
-set(GGML_RPC_RDMA OFF) # else it depends on what the building machine has
-set(LLAMA_TOOLS_INSTALL OFF)
-set(LLAMA_ALL_WARNINGS OFF) # there are thousands, and they are upstream's
-set(GGML_ALL_WARNINGS OFF)
-set(GGML_CCACHE OFF) # hobbit_use_ccache below does it for everything
+# RPC: devices of other machines. RDMA would depend on what the building machine has. There are thousands of warnings,
+# which are upstream's. hobbit_use_ccache below does ccache for everything.
+foreach(option IN ITEMS BUILD_SHARED_LIBS LLAMA_BUILD_COMMON LLAMA_BUILD_TOOLS LLAMA_BUILD_SERVER GGML_RPC)
+    set(${option} ON)
+endforeach()
+foreach(option IN ITEMS LLAMA_BUILD_APP LLAMA_BUILD_EXAMPLES LLAMA_BUILD_TESTS LLAMA_BUILD_UI LLAMA_USE_PREBUILT_UI LLAMA_OPENSSL
+        GGML_RPC_RDMA LLAMA_TOOLS_INSTALL LLAMA_ALL_WARNINGS GGML_ALL_WARNINGS GGML_CCACHE)
+    set(${option} OFF)
+endforeach()
 
 set(HOBBIT_LLAMA_TOOLS llama-server llama-cli llama-quantize llama-perplexity llama-bench llama-imatrix ggml-rpc-server)
 
@@ -51,34 +44,24 @@ function(hobbit_cpu_libraries out)
 endfunction()
 
 # Leaves out AMX: compilers take the stores of ggml's tile configuration for dead, and the first product of weights in
-# AMX's layout ends the process (github.com/ggml-org/llama.cpp/pull/26954). To be called when ggml-cpu is there, so that
-# these flags come after -march=native.
-function(hobbit_leave_out_amx)
+# AMX's layout ends the process (github.com/ggml-org/llama.cpp/pull/26954). The processors' generation with SME is compiled as
+# the one before, where the compiler does not know SME (GCC before 14): ggml's own kernels do not use it. To be called when
+# ggml-cpu is there, so that these flags come after -march=native.
+function(hobbit_leave_out_extensions)
     include(CheckCXXCompilerFlag)
     check_cxx_compiler_flag(-mno-amx-tile HOBBIT_KNOWS_AMX)
-    if (HOBBIT_KNOWS_AMX)
-        hobbit_cpu_libraries(libraries)
-        foreach(library IN LISTS libraries)
-            target_compile_options(${library} PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
-        endforeach()
-    endif()
-endfunction()
-
-# The processors' generation with SME is compiled as the one before, where the compiler does not know SME (GCC before 14): ggml's
-# own kernels do not use it. To be called when ggml-cpu is there.
-function(hobbit_leave_out_sme)
-    include(CheckCXXCompilerFlag)
     check_cxx_compiler_flag(-march=armv9.2-a+sme HOBBIT_KNOWS_SME)
-    if (NOT HOBBIT_KNOWS_SME)
-        hobbit_cpu_libraries(libraries)
-        foreach(library IN LISTS libraries)
-            get_target_property(options ${library} COMPILE_OPTIONS)
-            if (options MATCHES "[+]sme")
-                string(REGEX REPLACE "-march=armv9.2-a([a-z0-9+]*)[+]sme" "-march=armv8.6-a\\1" options "${options}")
-                set_target_properties(${library} PROPERTIES COMPILE_OPTIONS "${options}")
-            endif()
-        endforeach()
-    endif()
+    hobbit_cpu_libraries(libraries)
+    foreach(library IN LISTS libraries)
+        if (HOBBIT_KNOWS_AMX)
+            target_compile_options(${library} PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+        endif()
+        get_target_property(options ${library} COMPILE_OPTIONS)
+        if (NOT HOBBIT_KNOWS_SME AND options MATCHES "[+]sme")
+            string(REGEX REPLACE "-march=armv9.2-a([a-z0-9+]*)[+]sme" "-march=armv8.6-a\\1" options "${options}")
+            set_target_properties(${library} PROPERTIES COMPILE_OPTIONS "${options}")
+        endif()
+    endforeach()
 endfunction()
 
 # Compiles the target's sources of these names together, as llama.cpp itself does with its models.
@@ -131,6 +114,23 @@ function(hobbit_add_cpu_files)
     endforeach()
 endfunction()
 
+# Adds hobbit-wall.h to a library, for the functions that these headers and sources declare.
+function(hobbit_add_wall library)
+    foreach(header IN LISTS ARGN)
+        file(READ ${header} text)
+        string(REGEX MATCHALL "\n[^/\n]*_API (DEPRECATED.)?[^;(]*[ *](llama|mtmd|hobbit)_[a-z0-9_]+ *[(]" found "${text}")
+        list(TRANSFORM found REPLACE ".*[ *]([a-z0-9_]+) *[(]" "WALLED(\\1)" OUTPUT_VARIABLE found)
+        list(JOIN found " " found)
+        string(APPEND names " ${found}")
+        string(APPEND code "#include \"${header}\"\n")
+    endforeach()
+    set(source ${CMAKE_CURRENT_BINARY_DIR}/hobbit-wall-${library}.cpp)
+    file(CONFIGURE OUTPUT ${source} CONTENT "${code}#define HOBBIT_WALLED ${names}\n#include \"hobbit-wall.h\"\n")
+    target_sources(${library} PRIVATE ${source})
+    set_source_files_properties(${source} TARGET_DIRECTORY ${library}
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS -Wno-deprecated-declarations)
+endfunction()
+
 # Adds the files of ours that the patches call. To be called when ggml-hobbit is there.
 function(hobbit_add_our_files)
     set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
@@ -146,10 +146,10 @@ function(hobbit_add_our_files)
     # llama_hobbit_guard throws through them
     target_compile_options(ggml-base PRIVATE $<$<COMPILE_LANGUAGE:C>:-fexceptions>)
 
-    target_sources(llama-common PRIVATE ${bridge}/hobbit-chat.cpp)
-    target_sources(mtmd PRIVATE ${bridge}/hobbit-projector.cpp)
-    set_source_files_properties(${bridge}/hobbit-projector.cpp TARGET_DIRECTORY mtmd
-        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    get_target_property(mtmd mtmd SOURCE_DIR)
+    hobbit_add_wall(llama ${mtmd}/../../include/llama.h ${bridge}/llama-expert-cache.h ${plan}/llama-plan.h)
+    hobbit_add_wall(mtmd ${mtmd}/mtmd.h ${mtmd}/mtmd-helper.h ${bridge}/hobbit-projector.cpp)
+    hobbit_add_wall(llama-common ${bridge}/hobbit-chat.cpp)
 
     file(GLOB_RECURSE hooks CONFIGURE_DEPENDS ${server}/server-*.cpp) # each defines server_hooks_NAME
     list(REMOVE_ITEM hooks ${server}/server-hooks.cpp)

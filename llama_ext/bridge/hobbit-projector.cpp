@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "hobbit-projector.h"
-
 #include "clip.h"
 #include "ggml-backend.h"
+#include "llama.h"
 
-uint64_t hobbit_projector_bytes(const char * path, int32_t * n_embd) {
+// Bytes of host memory that a projector (mmproj) will hold, with the buffers for an image of the usual size, by
+// llama.cpp's own arithmetic: its weights are not read. 0 where the file is none, which the log explains. n_embd: gets
+// the size of what it makes of a part of an image.
+extern "C" LLAMA_API uint64_t hobbit_projector_bytes(const char * path, int32_t * n_embd) {
     // as mtmd_init_from_file() with its defaults
     clip_context_params params = {};
     params.use_gpu             = true;

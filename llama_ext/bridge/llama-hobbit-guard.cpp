@@ -11,8 +11,7 @@
 static thread_local int llama_hobbit_n_guards = 0; // guards of this thread
 
 static std::mutex            llama_hobbit_mutex;
-static int                   llama_hobbit_n_guarded = 0; // threads; from here on under the mutex
-static ggml_abort_callback_t llama_hobbit_previous  = nullptr;
+static ggml_abort_callback_t llama_hobbit_previous = nullptr; // under the mutex; for threads without a guard
 
 // `failed`: "FILE:LINE: what failed". ggml ends the process when this returns.
 static void llama_hobbit_on_abort(const char * failed) {
@@ -37,17 +36,10 @@ llama_hobbit_guard::llama_hobbit_guard() {
         return;
     }
     std::lock_guard<std::mutex> lock(llama_hobbit_mutex);
-    if (llama_hobbit_n_guarded++ == 0) {
-        llama_hobbit_previous = ggml_set_abort_callback(llama_hobbit_on_abort);
-    }
+    const ggml_abort_callback_t previous = ggml_set_abort_callback(llama_hobbit_on_abort);
+    llama_hobbit_previous                = previous == llama_hobbit_on_abort ? llama_hobbit_previous : previous;
 }
 
 llama_hobbit_guard::~llama_hobbit_guard() {
-    if (--llama_hobbit_n_guards > 0) {
-        return;
-    }
-    std::lock_guard<std::mutex> lock(llama_hobbit_mutex);
-    if (--llama_hobbit_n_guarded == 0) {
-        ggml_set_abort_callback(llama_hobbit_previous);
-    }
+    --llama_hobbit_n_guards;
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import ComputeError, HobbitError
 from pyhobbit.native.ffi import chat_library
 
 Message = Mapping[str, Any]
@@ -39,9 +39,10 @@ class ChatFormat:
     def render(self, messages: Sequence[Message], think: bool = True) -> ChatPrompt:
         """The prompt of a conversation, which parse() then knows. think: if the template lets one choose."""
         text = json.dumps([{key: _utf8(each[key]) for key in ("role", "content")} for each in messages])
-        rendered = self._library.hobbit_chat_render(self._chat, text.encode(), think)
-        if rendered is None:
-            raise HobbitError(f"the model's chat template refuses this conversation: {self._error()}")
+        try:
+            rendered = self._library.hobbit_chat_render(self._chat, text.encode(), think)
+        except ComputeError as e:
+            raise HobbitError(f"the model's chat template refuses this conversation: {_reason(e)}") from e
         values = json.loads(rendered)
         return ChatPrompt(
             values["prompt"], tuple(values["preserved_tokens"]), tuple(values["stops"]), values["thinks"]
@@ -49,17 +50,17 @@ class ChatFormat:
 
     def parse(self, answer: str, is_partial: bool) -> tuple[str, str] | None:
         """Content and thinking of an answer, as far as certain; None if it lacks the template's form."""
-        parsed = self._library.hobbit_chat_parse(self._chat, answer.encode(), is_partial)
-        if parsed is None:
+        try:
+            values = json.loads(self._library.hobbit_chat_parse(self._chat, answer.encode(), is_partial))
+        except ComputeError:
             return None
-        values = json.loads(parsed)
         return values["content"], values["thinking"]
 
-    def _error(self) -> str:
-        text = self._library.hobbit_chat_error(self._chat).decode("utf-8", "replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        reason = lines[-1] if lines else "it gives no reason"  # earlier lines tell the place in the template
-        return reason.removeprefix("Error: ").removeprefix("Jinja Exception: ")
+
+def _reason(error: ComputeError) -> str:
+    lines = [line.strip() for line in str(error).partition(": ")[2].splitlines() if line.strip()]
+    reason = lines[-1] if lines else "it gives no reason"  # earlier lines tell the place in the template
+    return reason.removeprefix("Error: ").removeprefix("Jinja Exception: ")
 
 
 def _utf8(text: str) -> str:

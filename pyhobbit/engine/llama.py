@@ -305,9 +305,12 @@ class Context:
         if all_logits:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
         with ctrl_c_waits() as self._came:
-            status = llama.llama_decode(self.pointer, batch)
-            if status != 0:
-                self.truncate(len(self.tokens))
+            status = _STATUS_FAILED
+            try:
+                status = llama.llama_decode(self.pointer, batch)
+            finally:
+                if status != 0:
+                    self.truncate(len(self.tokens))
             if status == 2:
                 return False
             self._check(status)

@@ -393,10 +393,12 @@ class Hobbit(CachedModel, _Llama):
             super().reset()
 
     def save_state(self) -> "LlamaState":
-        """The state that load_state() goes back to, as in Llama."""
+        """The state that load_state() goes back to, as in Llama. Raises HobbitError."""
         with self._turns.alone():
             self._make_whole()
-            return super().save_state()
+            if (state := super().save_state()).llama_state_size:
+                return state
+        raise ComputeError("the state cannot be saved: there is not enough memory")
 
     def load_state(self, state: "LlamaState") -> None:
         """Goes back to a saved state. Raises HobbitError, and holds no tokens, for another model's."""

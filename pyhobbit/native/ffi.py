@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pyhobbit.errors import HobbitError
+from pyhobbit.errors import ComputeError, HobbitError
 from pyhobbit.native.environment import environment
 from pyhobbit.native.paths import LIB_DIR
 
@@ -70,11 +70,31 @@ def _declared(function: Any, result: Any, *arguments: Any) -> Any:
     return function
 
 
+def _wall(library: Any) -> Any:
+    """The library, where C++ exceptions of functions that were named so far become ComputeErrors."""
+    thrown = _declared(library.hobbit_thrown, ctypes.c_char_p)
+    walled = _declared(library.hobbit_walled, ctypes.c_void_p, ctypes.c_char_p)
+
+    def check(result: Any, function: Any, _arguments: object) -> Any:
+        if (what := thrown()) is not None:
+            text = what.decode("utf-8", "replace").replace("std::bad_alloc", "not enough memory")
+            raise ComputeError(f"llama.cpp failed in {function.__name__}: {text}")
+        return result
+
+    for name, function in vars(library).items():
+        if isinstance(function, library._FuncPtr) and function not in (thrown, walled):
+            address = ctypes.c_void_p.from_buffer(function)
+            address.value = walled(name.encode()) or address.value
+            function.errcheck = check
+    return library
+
+
 _lib = llama.llama_cpp._lib
 _expert_cache = _declared(_lib.llama_model_expert_cache, ctypes.c_void_p, ctypes.c_void_p)
 _context = _declared(_lib.llama_expert_cache_context, ctypes.c_void_p, ctypes.c_void_p)
 _lost_machine = _declared(_lib.llama_lost_machine, ctypes.c_char_p)
 _plan_make = _declared(_lib.llama_hobbit_plan_make, ctypes.c_bool, *[ctypes.c_void_p] * 5, ctypes.c_size_t)
+_wall(_lib)
 
 
 def lost_machine() -> str | None:
@@ -90,18 +110,17 @@ def lost_machine() -> str | None:
 
 @cache
 def chat_library() -> ctypes.CDLL:
-    """libllama-common with the functions of hobbit-chat.h; takes 20 MiB, so only what may chat loads it."""
+    """libllama-common with the functions of hobbit-chat.cpp; takes 20 MiB, so only what may chat loads it."""
     library = ctypes.CDLL(str(LIB_DIR / "libllama-common.so"))
     text, pointer, flag = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_bool
     for name, result, *arguments in (
         ("new", pointer, pointer, text),
         ("free", None, pointer),
-        ("error", text, pointer),
         ("render", text, pointer, text, flag),
         ("parse", text, pointer, text, flag),
     ):
         _declared(getattr(library, f"hobbit_chat_{name}"), result, *arguments)
-    return library
+    return _wall(library)
 
 
 @cache
@@ -109,15 +128,16 @@ def multimodal() -> Any:
     """llama-cpp-python's bindings to libmtmd."""
     with environment({"MTMD_CPP_LIB": str(LIB_DIR)}):
         from llama_cpp import mtmd_cpp
+    library, number = mtmd_cpp._libmtmd, ctypes.POINTER(ctypes.c_int32)
+    _declared(library.hobbit_projector_bytes, ctypes.c_uint64, ctypes.c_char_p, number)
+    _wall(library)
     return mtmd_cpp
 
 
 def projector_sizes(path: bytes) -> tuple[int, int]:
-    """Bytes in host memory and n_embd of a projector, by hobbit-projector.h; 0 bytes where it is none."""
+    """Bytes in host memory and n_embd of a projector, by hobbit-projector.cpp; 0 bytes where it is none."""
     n_embd = ctypes.c_int32(0)
-    measure = multimodal()._libmtmd.hobbit_projector_bytes
-    measure.argtypes, measure.restype = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)], ctypes.c_uint64
-    return measure(path, ctypes.byref(n_embd)), n_embd.value
+    return multimodal()._libmtmd.hobbit_projector_bytes(path, ctypes.byref(n_embd)), n_embd.value
 
 
 def expert_cache(model: Any) -> Any:
