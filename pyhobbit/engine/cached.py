@@ -46,9 +46,6 @@ class Tally:
         else:
             self.counts.update(generated_tokens=1, decoded_tokens=1, decode_s=seconds)
 
-    def add_drafts(self, n_drafted: int, n_accepted: int) -> None:
-        self.counts.update(drafted_tokens=n_drafted, accepted_tokens=n_accepted)
-
 
 _SHARED = ("stats", "live", "set")
 

@@ -38,9 +38,11 @@ class ChatFormat:
 
     def render(self, messages: Sequence[Message], think: bool = True) -> ChatPrompt:
         """The prompt of a conversation, which parse() then knows. think: if the template lets one choose."""
-        text = json.dumps([{key: _utf8(each[key]) for key in ("role", "content")} for each in messages])
+        turns = [{key: each[key] for key in ("role", "content")} for each in messages]
+        data = json.dumps(turns, ensure_ascii=False).encode("utf-8", "surrogateescape")
+        text = data.decode("utf-8", "replace").encode()  # JSON cannot carry bytes that are not UTF-8
         try:
-            rendered = self._library.hobbit_chat_render(self._chat, text.encode(), think)
+            rendered = self._library.hobbit_chat_render(self._chat, text, think)
         except ComputeError as e:
             raise HobbitError(f"the model's chat template refuses this conversation: {_reason(e)}") from e
         values = json.loads(rendered)
@@ -61,8 +63,3 @@ def _reason(error: ComputeError) -> str:
     lines = [line.strip() for line in str(error).partition(": ")[2].splitlines() if line.strip()]
     reason = lines[-1] if lines else "it gives no reason"  # earlier lines tell the place in the template
     return reason.removeprefix("Error: ").removeprefix("Jinja Exception: ")
-
-
-def _utf8(text: str) -> str:
-    """The text without bytes that are not UTF-8, which JSON cannot carry."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

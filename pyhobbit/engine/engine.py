@@ -267,7 +267,7 @@ class Engine(CachedModel):
         finally:
             if self._answer is answer:
                 self._interrupted = False
-            self._tally.add_drafts(decoder.n_drafted, decoder.n_accepted)
+            self._tally.counts.update(drafted_tokens=decoder.n_drafted, accepted_tokens=decoder.n_accepted)
             sampler.close()
 
     def _watch(self, n_tokens: int, on_prompt: Callable[[int, int], None]) -> Watch:

@@ -57,7 +57,9 @@ class ChatReader:
             self._answer = self._answer[: min(ends)]
         if self.has_ended or is_last:
             return self.end(self.has_ended)
-        return self._new(self._form.parse(self._answer[: self._n_certain()], True))
+        begun = (n for stop in self._stops for n in range(1, len(stop)) if self._answer.endswith(stop[:n]))
+        n_certain = len(self._answer) - max(begun, default=0)  # these do not begin a stop text
+        return self._new(self._form.parse(self._answer[:n_certain], True))
 
     def end(self, is_complete: bool) -> Said:
         """The rest of the text. is_complete: the model has ended its answer."""
@@ -66,11 +68,6 @@ class ChatReader:
         if not self._said.text and (parsed is None or not any(parsed)):
             parsed = self._answer, self._said.thinking
         return self._new(parsed)
-
-    def _n_certain(self) -> int:
-        """How many characters do not begin a stop text."""
-        begun = (n for stop in self._stops for n in range(1, len(stop)) if self._answer.endswith(stop[:n]))
-        return len(self._answer) - max(begun, default=0)
 
     def _new(self, parsed: tuple[str, str] | None) -> Said:
         """Texts that were not returned yet. A parser that changes its mind adds nothing."""

@@ -43,11 +43,7 @@ class Session(Closing):
             log.start(verbose)
             lib.hobbit_clear_last_error()
             with ctrl_c_waits() as came:
-
-                def goes_on(share: float) -> bool:
-                    return keep_going(share) and not came()
-
-                self.model = Model(path, settings, goes_on, set_model)
+                self.model = Model(path, settings, lambda share: keep_going(share) and not came(), set_model)
                 stack.callback(self.model.close)
                 self.cache = self.model.cache
                 self.context = Context(self.model, set_context, aborted)
@@ -92,12 +88,11 @@ def one_sequence(config: EngineConfig) -> SetContext:
         params.n_outputs_max = config.n_beams * (1 + config.n_drafts)
         params.n_batch = params.n_ubatch = max(n_batch, params.n_outputs_max)
         params.n_seq_max = config.n_beams
-        params.type_k, params.type_v = map(_ggml_type, config.cache_types)
+        types = [
+            _BF16 if t == "bf16" else getattr(llama, f"GGML_TYPE_{t.upper()}") for t in config.cache_types
+        ]
+        params.type_k, params.type_v = types
         params.kv_unified = config.n_beams > 1 and config.shares_context
         params.n_threads = params.n_threads_batch = config.computing_threads(config.n_threads)
 
     return fill
-
-
-def _ggml_type(name: str) -> int:
-    return _BF16 if name == "bf16" else getattr(llama, f"GGML_TYPE_{name.upper()}")
