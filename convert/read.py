@@ -10,6 +10,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import GgufFile, TensorInfo
 from pyhobbit.model.loading import check_loads
 from pyhobbit.model.model_file import SEPARATE_EXPERT, check_form, model_parts
+from pyhobbit.model.names import check_model_file
 from pyhobbit.model.tiers import routed_part
 
 
@@ -19,6 +20,7 @@ def read_model(path: Path, stacks: bool = True) -> GgufFile:
     stacks: tensors of single experts, as llama.cpp once wrote them, become one per layer and part.
     Raises HobbitError if a file is missing or damaged, or if the model cannot be loaded or given tiers.
     """
+    check_model_file(path)
     files = model_parts(path)
     if not stacks:
         check_form(files)

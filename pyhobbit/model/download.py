@@ -28,7 +28,7 @@ from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
 from pyhobbit.model.gguf_file import GgufFile, parse_head
 from pyhobbit.model.labels import is_first, is_model, matching, the_one
-from pyhobbit.model.names import parse_repository
+from pyhobbit.model.names import check_kind, parse_repository
 from pyhobbit.settings.config import format_size
 
 # The first of these that a repository has is taken where no QUANT is named, as in llama.cpp.
@@ -88,6 +88,7 @@ class Repo:
                 found = parse_head(Path(file), data, size)
         if found is None:
             raise LoadError(f"{file} of {self.name} has no readable header; choose another QUANT")
+        check_kind(Path(file), data)
         return found
 
     def check(self, first: str, sizes: Mapping[str, int]) -> list[GgufFile]:
@@ -228,7 +229,10 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
         for joined, pieces in file_names.raw_pieces(files).items():
             if matching(repo.name, [joined], quant):
                 raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")
-    return whole(repo.name, _pick(repo, models_of(repo, files), quant), files)
+        return whole(repo.name, the_one(repo.name, models_of(repo, files), quant), files)
+    models = models_of(repo, files)
+    wanted = (each for quant in _DEFAULT_QUANTS for each in matching(repo.name, models, quant))
+    return whole(repo.name, next(wanted, models[0]), files)
 
 
 def models_of(repo: Repo, files: Collection[str]) -> list[str]:
@@ -241,13 +245,6 @@ def models_of(repo: Repo, files: Collection[str]) -> list[str]:
     for joined, pieces in file_names.raw_pieces(files).items():
         raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")
     raise HobbitError(f"{repo.name} holds no model: neither a GGUF file nor safetensors")
-
-
-def _pick(repo: Repo, models: list[str], quant: str | None) -> str:
-    if quant is not None:
-        return the_one(repo.name, models, quant)
-    wanted = (each for quant in _DEFAULT_QUANTS for each in matching(repo.name, models, quant))
-    return next(wanted, models[0])
 
 
 def own_parts(repo: str, first: str, files: Collection[str]) -> list[str]:

@@ -309,15 +309,13 @@ def _pack_string(text: str) -> bytes:
 
 def pack_header(metadata: Sequence[KeyValue], placements: Iterable[Placement], alignment: int) -> bytes:
     """The header with its padding."""
-    infos = [_pack_tensor(placement) for placement in placements]
+    infos = []
+    for name, ggml_type, ne, offset in placements:
+        if len(name.encode()) > _MAX_NAME:
+            raise HobbitError(f"the tensor name {name!r} would be longer than {_MAX_NAME} bytes")
+        numbers = struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, ggml_type.id, offset)
+        infos.append(_pack_string(name) + numbers)
     entries = [_pack_string(entry.key) + struct.pack("<I", entry.type) + entry.raw for entry in metadata]
     head = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(infos), len(entries))
     header = b"".join([head, *entries, *infos])
     return header.ljust(align(len(header), alignment), b"\0")
-
-
-def _pack_tensor(placement: Placement) -> bytes:
-    name, ggml_type, ne, offset = placement
-    if len(name.encode()) > _MAX_NAME:
-        raise HobbitError(f"the tensor name {name!r} would be longer than {_MAX_NAME} bytes")
-    return _pack_string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, ggml_type.id, offset)

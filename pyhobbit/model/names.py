@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import unquote
 
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
 
 _MAX_NAMES = 5
@@ -76,15 +76,21 @@ def check_model_file(path: Path) -> None:
     except OSError as e:
         raise HobbitError(f"{path} cannot be read: {e.strerror}") from e
     if head[:4] != b"GGUF":
-        raise HobbitError(f"{path} is not a GGUF file; make one of a checkpoint: pyhobbit convert FOLDER")
+        what = "not a GGUF file; make one of a checkpoint: pyhobbit convert FOLDER" if head else "empty"
+        raise HobbitError(f"{path} is {what}")
     if path.name.lower().endswith(file_names.CALIBRATION):
         model = path.name[: -len(file_names.CALIBRATION)] + ".gguf"
         raise HobbitError(f"{path} holds only settings of {model}; give that file")
+    check_kind(path, head)
+
+
+def check_kind(path: Path, head: bytes) -> None:
+    """Raises LoadError for a GGUF that comes with a model, by its first bytes."""
     if file_names.is_other(head):
         uses = "a projector for --mmproj or an importance matrix for convert --imatrix"
         is_sidecar = file_names.SIDECAR_TYPE in head
         what = "holds only further tiers of one" if is_sidecar else f"comes with one, like {uses}"
-        raise HobbitError(f"{path} is no model but {what}; give the model")
+        raise LoadError(f"{path} is no model but {what}; give the model")
 
 
 def models_below(folder: Path, *patterns: str) -> tuple[list[Path], list[str]]:

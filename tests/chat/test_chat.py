@@ -283,7 +283,7 @@ def test_a_plain_gguf_gives_the_same_text_with_and_without_the_cache(
     [
         ("missing.gguf", None, "does not exist"),
         ("text.gguf", b"hello", "is not a GGUF file"),
-        ("empty.gguf", b"", "is not a GGUF file"),
+        ("empty.gguf", b"", "is empty"),
         ("short.gguf", 1 << 20, "short.gguf"),
         ("header.gguf", 3000, "header.gguf"),
     ],

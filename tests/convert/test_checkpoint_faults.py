@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import TINY_MODEL
 from convert_fixtures import tensor_bytes
+from gguf import GGUFReader
 
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
@@ -36,6 +37,35 @@ def _config(**values: Any) -> Change:
         path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
     return change
+
+
+def _gptq(folder: Path, without: str = "") -> dict[str, Any]:
+    """Makes the experts' weights GPTQ's, 4 bits in groups of 32; returns the values that they stand for."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    values: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for name, weight in numpy.load_file(folder / "model.safetensors").items():
+        if ".experts." not in name:
+            tensors[name] = weight
+            continue
+        columns = weight.T.astype(np.float32)  # [inputs, outputs]
+        groups = columns.reshape(-1, 32, columns.shape[1])
+        scales = (np.abs(groups).max(axis=1) / 7 + 1e-6).astype(np.float16)
+        codes = np.clip(np.rint(groups / scales[:, None]) + 8, 0, 15)
+        values[name] = ((codes - 8) * scales[:, None].astype(np.float32)).reshape(columns.shape).T
+        shifts = np.arange(0, 32, 4, dtype=np.uint32)
+        eights = codes.astype(np.uint32).reshape(-1, 8, columns.shape[1])
+        parts = {
+            "qweight": (eights << shifts[:, None]).sum(axis=1, dtype=np.uint32).view(np.int32),
+            "qzeros": np.full((len(scales), columns.shape[1] // 8), 0x77777777, np.int32),  # 8, less 1
+            "scales": scales,
+            "g_idx": (np.arange(len(columns)) // 32).astype(np.int32),
+        }
+        parts.pop(without, None)
+        tensors |= {name.replace("weight", part): np.ascontiguousarray(each) for part, each in parts.items()}
+    numpy.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    _config(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32})(folder)
+    return values
 
 
 def _text(config: str) -> Change:
@@ -131,6 +161,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
         "lacks the weights of an expert",
     ),
     "AWQ": (_config(quantization_config={"quant_method": "awq"}), r"is quantised already \(awq\)"),
+    "GPTQ": (lambda folder: _gptq(folder, without="g_idx"), r"is quantised already \(gptq\)"),
     "no tokenizer": (_without_tokenizer, "has no tokenizer.json or tokenizer.model that can be read"),
     "cut archive": (_cut_archive, "pytorch_model.bin is incomplete"),
     "Mistral's": (_mistral, "is in Mistral's own form"),
@@ -174,3 +205,13 @@ def test_a_norm_that_is_not_finite_is_refused(folder: Path, value: float, what: 
     _weights(edit)(folder)
     with pytest.raises(HobbitError, match=f"'output_norm.weight' has values that are {what}"):
         convert(Options(folder, low="q4_0", high="f32"))
+
+
+def test_a_checkpoint_of_gptq_is_converted(folder: Path) -> None:
+    values = _gptq(folder)
+    output = convert(Options(folder, high="f32", low="q4_0"))
+    assert output is not None
+    (gates,) = (each for each in GGUFReader(output).tensors if each.name == "blk.0.ffn_gate_exps.weight")
+    for i, found in enumerate(gates.data):
+        name = f"model.layers.0.block_sparse_moe.experts.{i}.w1.weight"
+        np.testing.assert_allclose(found, values[name], rtol=1e-3, atol=1e-6)

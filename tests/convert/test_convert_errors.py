@@ -118,7 +118,7 @@ def test_model_with_tiers(model: Path) -> None:
     output = convert(Options(model))
     assert_refused(output, says=["already has tiers"])
     sidecar = convert(Options(model, sidecar=True))
-    assert_refused(sidecar, says=["already has tiers"])
+    assert_refused(sidecar, says=["is no model but holds only further tiers of one"])
 
 
 def test_experts_in_tensors_of_their_own(tmp_path: Path) -> None:
