@@ -77,7 +77,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety format deps clean server-suite models reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety format deps clean server-suite models soak reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -383,13 +383,13 @@ $(WHEEL)/stock/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options
 	ln -sfn build/release/bin $(@D)/bin
 	touch $@
 
-# llama.cpp's own tests of its server, on upstream's and on ours; minutes, so not part of `test`
+# Too long for `test`: llama.cpp's tests of its server, docs/models.md, and MINUTES of mixed load on two servers
 server-suite: build stock
 	python tests/server_suite/run.py
-
-# docs/models.md: models that people run, each in every verb; about half an hour, so not part of `test`
 models: build stock
 	python tests/models_bed/bed_matrix.py
+soak: build
+	python tests/server/soak.py --minutes $(or $(MINUTES),60)
 
 # --- supply chain
 
