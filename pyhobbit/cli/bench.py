@@ -45,11 +45,10 @@ def add_arguments(parser: Parser) -> None:
     add("-n", dest="tokens", type=int, default=_DECODED, metavar="N", help=tokens)
     depth = "about so many tokens of context before each prompt and before decoding (default: %(default)s)"
     add("--depth", type=int, default=0, metavar="N", help=depth)
-    reps = "repetitions, of which medians are shown (default: %(default)s)"
-    add("--reps", type=int, default=1, metavar="N", help=reps)
     add("--json", action="store_true", help="print one JSON document")
     warm_up = f"tokens to decode before, which fill the cache (default: {_WARM_UP})"
-    keys = {"warm_up": Key("count", warm_up, default=_WARM_UP)}
+    reps = "repetitions, of which medians are shown (default: 1)"
+    keys = {"warm_up": Key("count", warm_up, default=_WARM_UP), "reps": Key("count", reps, default=1)}
     add_engine_arguments(parser, [name for name in OPTIONS if name != "trace"], keys)
 
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         ("-n", 1, [args.tokens]),
         ("warm_up", 0, [args.warm_up]),
         ("--depth", 0, [args.depth]),
-        ("--reps", 1, [args.reps]),
+        ("reps", 1, [args.reps]),
     ):
         if min(values) < least:
             raise ConfigError(f"{option} is {min(values)}; it must be at least {least}")

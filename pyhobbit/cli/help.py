@@ -15,7 +15,7 @@ from pyhobbit.errors import ConfigError, did_you_mean
 from pyhobbit.settings.table import NAMED, Key
 
 COMMON: Mapping[str, Collection[str]] = {
-    "bench": ("model", "--prompts", "-n", "--reps", "--json", "--memory", "--ctx", "--quality"),
+    "bench": ("model", "--prompts", "-n", "--json", "--memory", "--ctx", "--quality"),
     "calibrate": ("model", "--text", "--max-ppl-increase", "--max-kl", "--chunks", "--memory"),
     "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--quality"),
     "config": ("model", "--write", "--memory", "--ctx", "--quality", "--json"),

@@ -19,7 +19,9 @@ OPTIONS = ("--prompts", 8, 40, "-n", 12, "--set", "warm_up=4", "--ctx", 256, "--
 
 
 def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
-    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--pools", "6M", "--set", "t1=1", "--reps", 2, "--json")
+    done = run_pyhobbit(
+        "bench", tiny_gguf, *OPTIONS, "--pools", "6M", "--set", "t1=1", "--set", "reps=2", "--json"
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     found = document["decoding"]
@@ -115,7 +117,7 @@ def test_decoding_follows_from_the_counters() -> None:
         (["--prompts", "0"], "--prompts is 0; it must be at least 1"),
         (["-n", "0"], "-n is 0; it must be at least 1"),
         (["--depth", "-1"], "--depth is -1; it must be at least 0"),
-        (["--reps", "0"], "--reps is 0; it must be at least 1"),
+        (["--set", "reps=0"], "reps is 0; it must be at least 1"),
     ],
 )
 def test_a_wrong_number_is_one_sentence(

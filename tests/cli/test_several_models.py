@@ -55,7 +55,7 @@ def test_each_file_that_cannot_be_a_model_is_named(model: Path, tmp_path: Path) 
     for name, reason in (
         ("cut.gguf", "truncated"),
         ("text.gguf", "not a GGUF file"),
-        ("empty.gguf", "not a GGUF file"),
+        ("empty.gguf", "is empty"),
         ("gone.gguf", "No such file"),
         ("folder.gguf", "Is a directory"),
         ("a-00002-of-00002.gguf", "first part is missing"),

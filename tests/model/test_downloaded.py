@@ -98,7 +98,7 @@ def test_folders_are_listed_with_what_lies_below(tmp_path: Path, capsys: pytest.
     found = {model.name: model.size for model in models_in(tmp_path)}
     assert found == {str(tmp_path / "M-Q4_K_M.gguf"): 150, str(tmp_path / PART.format(1)): 400}
     said = capsys.readouterr().err
-    assert f"pyhobbit: skipped   {tmp_path / 'empty.gguf'} is not a GGUF file" in said
+    assert f"pyhobbit: skipped   {tmp_path / 'empty.gguf'} is empty" in said
     assert f"pyhobbit: skipped   {tmp_path / 'cut.gguf'} is damaged: it ends in the middle" in said
     with pytest.raises(HobbitError, match="is not a folder"):
         models_in(tmp_path / "none")
