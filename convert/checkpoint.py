@@ -11,12 +11,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyhobbit.convert.shards import as_read, check_checkpoint, quantised_by
+from pyhobbit.convert.shards import as_read, check_checkpoint
 from pyhobbit.convert.write import Progress
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import MISTRALS_OWN
 from pyhobbit.model.gguf_file import TensorInfo, parse_head
 from pyhobbit.model.loading import check_loads
+from pyhobbit.model.names import check_quantised
 from pyhobbit.native.paths import VENDOR_DIR
 
 _CONVERTER = VENDOR_DIR / "convert_hf_to_gguf.py"
@@ -135,7 +136,10 @@ def _wait(process: subprocess.Popen[bytes], output: Path | None, progress: Progr
 
 
 def _reason(folder: Path, log: str) -> str:
-    """The last exception of the log, with its line of code if it has no text; or else the last line."""
+    """The last exception of the log, with its line of code if it has no text; or else the last line.
+
+    Raises HobbitError where the checkpoint is quantised already.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip(" ^~") and not _PROGRESS.search(line)]
     last = lines[-1] if lines else "it gave no reason"
     for i, line in enumerate(lines):
@@ -143,7 +147,6 @@ def _reason(folder: Path, log: str) -> str:
             last = line if found[1] else f"{line} at {lines[i - 1]}"
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return f'reading a checkpoint needs more packages ({last}): pip install "pyhobbit[convert]"'
-    if (method := quantised_by(folder)) is not None:
-        return f"{folder} is quantised already ({method}): take the checkpoint it was made from ({last})"
+    check_quantised(folder, folder / "config.json", last)
     known = next((text for said, text in _REASONS.items() if said in last), None)
     return known.format(folder) if known else f"llama.cpp's converter failed on {folder}: {last}"

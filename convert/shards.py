@@ -15,6 +15,7 @@ from typing import Any
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import MISTRALS_OWN
+from pyhobbit.model.names import check_quantised
 
 _POINTER = b"version https://git-lfs"
 _POINTER_BYTES = 1024  # at most
@@ -39,6 +40,7 @@ _MOST = {
 def check_checkpoint(folder: Path) -> bool:
     """Tells if it may have a draft block (MTP). Raises HobbitError for the first absent file or layer."""
     config = _config(folder)
+    check_quantised(folder, folder / "config.json")
     weight_map = _weight_map(folder)
     parts = weight_files(folder)
     for path in (*parts, *(each for each in sorted(folder.iterdir()) if each.suffix in _READ)):
@@ -76,13 +78,6 @@ def _config(folder: Path) -> dict[str, Any]:
         if n is not None and not (type(n) is int and (key in _LAYERS) <= n <= most):
             raise _wrong(path, key, n)
     return config
-
-
-def quantised_by(folder: Path) -> str | None:
-    """The method by which a checkpoint was quantised. Raises HobbitError."""
-    config = _config(folder)
-    found = config.get("quantization_config") or config.get("quantization")
-    return str(found.get("quant_method", "by MLX")) if isinstance(found, dict) else None
 
 
 def _wrong(path: Path, key: str, value: object) -> HobbitError:

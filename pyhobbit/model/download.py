@@ -28,7 +28,7 @@ from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
 from pyhobbit.model.gguf_file import GgufFile, parse_head
 from pyhobbit.model.labels import is_first, is_model, matching, the_one
-from pyhobbit.model.names import check_kind, parse_repository
+from pyhobbit.model.names import check_kind, check_quantised, parse_repository
 from pyhobbit.settings.config import format_size
 
 # The first of these that a repository has is taken where no QUANT is named, as in llama.cpp.
@@ -160,6 +160,8 @@ def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]], local_dir
     missing = {file: sizes[file] for file in files if not repo.cached(file)}
     if is_model(files[0]) and files[0] in missing:
         repo.check(files[0], sizes)
+    if "config.json" in files and not file_names.is_gguf(files[0]):
+        check_quantised(repo.name, _download(repo, "config.json", sizes["config.json"], local_dir))
     _check_space(repo, missing)
     first, *_ = [_download(repo, file, sizes[file], local_dir) for file in files]
     return first

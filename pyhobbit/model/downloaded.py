@@ -38,7 +38,7 @@ def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
     models = []
     for repo in _repositories(cache):
         files = _files(repo)
-        chosen = _models(_paths(files))
+        chosen = _models(files)
         for first in chosen:
             parts = [files[name][0] for name in whole(repo.repo_id, first, files)]
             models.append(
@@ -85,10 +85,8 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     user_and_name, quant = parse_repository(name)
     repo = next((each for each in _repositories(cache) if each.repo_id == user_and_name), None)
     files = {} if repo is None else _files(repo)
-    chosen = _models(_paths(files))
-    if (
-        quant is not None and quant in files and is_first(quant) and is_complete(quant, files)
-    ):  # also a draft's or a projector
+    chosen = _models(files)
+    if quant in files and is_first(quant) and is_complete(quant, files):  # also a draft's or a projector
         chosen = [quant]
     elif quant is not None:
         chosen = [the_one(user_and_name, chosen, quant)] if matching(user_and_name, chosen, quant) else []
@@ -122,13 +120,10 @@ def _files(repo: CachedRepoInfo) -> dict[str, list[CachedFileInfo]]:
     return files
 
 
-def _paths(files: Mapping[str, Sequence[CachedFileInfo]]) -> dict[str, Path]:
-    return {name: versions[0].file_path for name, versions in files.items()}
-
-
-def _models(paths: Mapping[str, Path]) -> list[str]:
-    """The first files of the models that are complete, by name in the repository or folder."""
-    return [name for name in sorted(paths) if _is_model(name, paths[name]) and is_complete(name, paths)]
+def _models(files: Mapping[str, Sequence[CachedFileInfo]]) -> list[str]:
+    """The first files of the models that are complete, by name in the repository."""
+    complete = (name for name in sorted(files) if is_complete(name, files))
+    return [name for name in complete if _is_model(name, files[name][0].file_path)]
 
 
 def _is_model(name: str, path: Path) -> bool:

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class ModelFile:
 
     @property
     def n_parameters(self) -> int:
-        return sum(prod(tensor.ne) for tensor in self.tensors.values())
+        return sum(tensor.n_values for tensor in self.tensors.values())
 
     @property
     def gating(self) -> Gating | None:
@@ -275,7 +274,7 @@ def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
         path=own[0].path,
         n_bytes=n_bytes,
         types=dict(types.most_common()),
-        bits_per_weight=8 * n_bytes / sum(prod(tensor.ne) for tensor in own),
+        bits_per_weight=8 * n_bytes / sum(tensor.n_values for tensor in own),
         expert_bytes=n_bytes / n_held,
         part_bytes=max(tensor.nbytes // tensor.ne[2] for tensor in own),
         n_absent=n_all - n_held,

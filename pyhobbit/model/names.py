@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """How a user names a model: a GGUF file, or a repository on Hugging Face."""
 
+import json
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import unquote
@@ -10,6 +12,7 @@ from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
 
 _MAX_NAMES = 5
+_UNREADABLE = ("aqlm", "awq", "bitsandbytes", "exl2", "exl3", "hqq", "MLX", "quanto", "torchao")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^:]+)?")
 _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)", re.IGNORECASE)
 _ADDRESS = re.compile(r"\w+://")
@@ -63,8 +66,6 @@ def check_model_file(path: Path) -> None:
         for whole, pieces in file_names.raw_pieces(each.name for each in path.parent.iterdir()).items():
             if path.name in (whole, *pieces):
                 raise HobbitError(file_names.in_pieces(whole, pieces))
-    if path.exists() and not path.is_file():
-        raise HobbitError(f"{path} is not a regular file; give a GGUF file")
     try:
         head = file_names.read_head(path)
     except FileNotFoundError:
@@ -78,9 +79,6 @@ def check_model_file(path: Path) -> None:
     if head[:4] != b"GGUF":
         what = "not a GGUF file; make one of a checkpoint: pyhobbit convert FOLDER" if head else "empty"
         raise HobbitError(f"{path} is {what}")
-    if path.name.lower().endswith(file_names.CALIBRATION):
-        model = path.name[: -len(file_names.CALIBRATION)] + ".gguf"
-        raise HobbitError(f"{path} holds only settings of {model}; give that file")
     check_kind(path, head)
 
 
@@ -88,9 +86,23 @@ def check_kind(path: Path, head: bytes) -> None:
     """Raises LoadError for a GGUF that comes with a model, by its first bytes."""
     if file_names.is_other(head):
         uses = "a projector for --mmproj or an importance matrix for convert --imatrix"
-        is_sidecar = file_names.SIDECAR_TYPE in head
-        what = "holds only further tiers of one" if is_sidecar else f"comes with one, like {uses}"
+        own = (f"holds only {of} of one" for kind, of in file_names.OWN_TYPES.items() if kind in head)
+        what = next(own, f"comes with one, like {uses}")
         raise LoadError(f"{path} is no model but {what}; give the model")
+
+
+def check_quantised(name: object, config: Path, failure: str = "") -> None:
+    """Raises HobbitError for a form that llama.cpp's converter never reads, by config.json.
+
+    failure: of the converter, of which any form is the likely cause.
+    """
+    with suppress(OSError, ValueError, AttributeError, RecursionError):  # the conversion names these
+        values = json.loads(config.read_text("utf-8"))
+        quantised = values.get("quantization_config") or {}
+        form = quantised.get("quant_method") or "MLX" * bool(values.get("quantization"))
+        if form in _UNREADABLE or (form and failure):
+            what = f"{name} is quantised already ({form}): take the checkpoint it was made from"
+            raise HobbitError(f"{what} ({failure})" if failure else what)
 
 
 def models_below(folder: Path, *patterns: str) -> tuple[list[Path], list[str]]:

@@ -21,14 +21,8 @@ _CACHE = {
     if specs[0].kind != "path"
 }
 _SAMPLING = {each.name: "number" if each.type is float else "count" for each in fields(SamplingConfig)}
-_ENGINE = {
-    "ctx": "count",
-    "batch": "count",
-    "threads": "count",
-    "cache_type_k": "text",
-    "cache_type_v": "text",
-    "rpc": "text",
-}
+_COUNTS, _TEXTS = ("ctx", "batch", "threads"), ("cache_type_k", "cache_type_v", "rpc")
+_ENGINE = {**dict.fromkeys(_COUNTS, "count"), **dict.fromkeys(_TEXTS, "text")}
 _CHAT = {"max_tokens": "count", "system": "text", "think": "text"}
 KINDS: Mapping[str, str] = {**_CACHE, **_ENGINE, **_SAMPLING, **_CHAT}
 """Settings that the file may hold, with the kind of each value; names are those of the options, with

@@ -161,6 +161,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
         "lacks the weights of an expert",
     ),
     "AWQ": (_config(quantization_config={"quant_method": "awq"}), r"is quantised already \(awq\)"),
+    "MLX": (_config(quantization={"group_size": 64, "bits": 4}), r"is quantised already \(MLX\)"),
     "GPTQ": (lambda folder: _gptq(folder, without="g_idx"), r"is quantised already \(gptq\)"),
     "no tokenizer": (_without_tokenizer, "has no tokenizer.json or tokenizer.model that can be read"),
     "cut archive": (_cut_archive, "pytorch_model.bin is incomplete"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -116,6 +117,29 @@ def test_mistrals_own_form_is_named_before_the_download(tmp_path: Path) -> None:
         with pytest.raises(HobbitError, match="u/m is in Mistral's own form"):
             fetch("u/m", True, endpoint=hub.endpoint, cache=tmp_path)
         assert hub.served == []
+
+
+@pytest.mark.parametrize(
+    ("quantised", "form"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"bits": 4}, "quantization": {"bits": 4}}, "MLX"),
+    ],
+)
+def test_what_is_quantised_is_named_before_its_weights_come(
+    quantised: object, form: str, tmp_path: Path
+) -> None:
+    files = {"config.json": json.dumps(quantised).encode(), "model.safetensors": b"x" * 1000}
+    with serving(Hub({"u/m": files})) as hub:
+        with pytest.raises(HobbitError, match=rf"^u/m is quantised already \({form}\): take the checkpoint"):
+            fetch("u/m", True, endpoint=hub.endpoint, cache=tmp_path)
+        assert [name for name, _ in hub.served] == ["config.json"]
+
+
+@pytest.mark.parametrize("config", [b"{", b"[]", b"[" * 100_000, b'{"quantization_config": 5}', b"\xff"])
+def test_what_config_json_does_not_tell_is_left_to_the_conversion(config: bytes, tmp_path: Path) -> None:
+    with serving(Hub({"u/m": {"config.json": config, "model.safetensors": b"x"}})) as hub:
+        assert fetch("u/m", True, endpoint=hub.endpoint, cache=tmp_path).is_dir()
 
 
 def test_the_header_decides_what_a_file_is(tmp_path: Path) -> None:

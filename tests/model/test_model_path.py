@@ -68,9 +68,11 @@ def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
     assert f"pyhobbit convert {tmp_path}" in _error(tmp_path)
 
 
-def test_a_calibration_names_its_model(tmp_path: Path) -> None:
-    (tmp_path / "m.calibration.gguf").write_bytes(b"GGUF")
-    assert _error(tmp_path / "m.calibration.gguf").endswith("holds only settings of m.gguf; give that file")
+@pytest.mark.parametrize(("kind", "what"), [("sidecar", "further tiers"), ("calibration", "settings")])
+def test_a_companion_is_known_by_its_header(kind: str, what: str, tmp_path: Path) -> None:
+    entry = string_entry("general.architecture", f"hobbit-{kind}")
+    (tmp_path / "m.gguf").write_bytes(pack_header([entry], [], 32))
+    assert _error(tmp_path / "m.gguf").endswith(f"is no model but holds only {what} of one; give the model")
 
 
 @pytest.mark.parametrize(
