@@ -19,10 +19,9 @@ from pyhobbit.quality import evaluate
 from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.report import placement_hits
 from pyhobbit.routing.observe import Observations, Recorder, observed
-from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.routing.trace import BELADY, Simulation, policy_names, read_trace, simulate
-from pyhobbit.settings.config import SamplingConfig, format_size
+from pyhobbit.settings.config import SamplingConfig
 from pyhobbit.settings.papers import PAPERS
 from pyhobbit.settings.table import OPTIONS
 
@@ -34,9 +33,6 @@ _OWN_ROUTING = 0.99  # below, a layer's router is not understood
 _MAX_ROUTES = 100_000  # replayed at once
 _MAX_POINTS = 1500
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # shares of selections, replaced or skipped
-_FIRST = 64  # tokens after load
-_TABLES = (0, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)  # bytes of stored paths
-_BARS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7)
 _N_PROMPTS, _PROMPT_CHARS, _ANSWER = 4, 600, 64
 _CTX = 2048  # enough for tokens of bytes
 
@@ -157,30 +153,6 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
         judged = Simulation(*shape, slots_high=0, predictor=name)
         recall.append({"predictor": name, "recall": simulate(routes(seen, slice(None)), judged).recall})
     yield table("EdgeMoE Fig. 8", "experts of the next layer that are named, learning on", recall)
-    yield from _stored_paths(seen, shape)
-
-
-def _stored_paths(seen: Observations, shape: tuple[int, int, int]) -> Iterator[Figure]:
-    """Recall on the second half of the text with the paths of the first one."""
-    half = len(seen.sequences) // 2
-    learnt, end = seen.first(half).by_layer(), half + max(_FIRST, _MAX_ROUTES // (shape[0] * shape[2]))
-    parts = {f"first {_FIRST} tokens": routes(seen, slice(half, half + _FIRST))}
-    parts["all"] = routes(seen, slice(half, end))
-    rows = []
-    for size in _TABLES:
-        paths = path_table(learnt, shape[1], size)
-        row: dict[str, Any] = {"at most": format_size(size), "stored": format_size(4 * len(paths))}
-        for name in ("paths", "paths-exact"):
-            judged = Simulation(*shape, slots_high=0, predictor=name, paths=paths)
-            row |= {f"{name}, {what}": simulate(part, judged).recall for what, part in parts.items()}
-        rows.append(row)
-    yield table("EdgeMoE Fig. 8", "the same after load, by the size of the stored table", rows)
-    judged = Simulation(*shape, slots_high=0, predictor="paths-exact", paths=path_table(learnt, shape[1]))
-    rows = []
-    for bar in _BARS:
-        found = simulate(parts["all"], replace(judged, prefetch_bar=bar))
-        rows.append({"bar": bar, "recall": found.recall, "precision": found.precision_on_misses})
-    yield table("EdgeMoE Fig. 8", "experts that paths-exact names above a bar (prefetch_bar)", rows)
 
 
 def skipping(run: Run) -> list[Figure]:
