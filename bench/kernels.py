@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness.system import option_parser
-from bench.harness.worker import Ggml
 from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
-from pyhobbit.native.paths import LIB_DIR
+from pyhobbit.native.devices import Ggml
 
 _POINTER = ctypes.c_void_p
 _N_IN, _F32 = 2048, 0
@@ -38,7 +37,7 @@ class Products(Ggml):
     _TYPES = MappingProxyType({**Ggml._TYPES, "S": _Parameters})
 
     def __init__(self) -> None:
-        super().__init__(LIB_DIR)
+        super().__init__()
         self.device = self("backend_dev_by_type", "pi", 0)
         registry = self("backend_dev_backend_reg", "pp", self.device)
         address = self("backend_reg_get_proc_address", "pps", registry, b"ggml_backend_dev_get_extra_bufts")

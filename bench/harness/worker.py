@@ -22,7 +22,7 @@ from bench.harness.system import bytes_from_disk
 from bench.harness.trace import Replay, random_tokens
 from pyhobbit.engine.stats import CacheStats, peak_rss_bytes, rates
 from pyhobbit.errors import HobbitError
-from pyhobbit.native.devices import experts_on_cpu
+from pyhobbit.native.devices import Ggml, experts_on_cpu
 from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.settings.config import Setting
 from pyhobbit.settings.overrides import kv_overrides
@@ -104,31 +104,6 @@ def know_newer_fields(llama: Any, lib_dir: Path) -> None:
     llama.llama_init_from_model.argtypes = [llama.llama_model_p_ctypes, newer]
 
 
-class Ggml:
-    """Functions of one build's ggml, called by their names without ggml_, and by the types of their values.
-
-    types: a letter for the result and one for each argument.
-    """
-
-    _TYPES: Mapping[str, Any] = {
-        "p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_int64, "z": ctypes.c_size_t,
-        "s": ctypes.c_char_p, "b": ctypes.c_bool, "v": None,
-    }  # fmt: skip
-
-    def __init__(self, folder: Path) -> None:
-        names = (f"libggml{part}.so" for part in ("", "-base", "-cpu"))
-        self._libraries = [ctypes.CDLL(str(folder / name)) for name in names if (folder / name).exists()]
-
-    def __call__(self, name: str, types: str, *arguments: Any) -> Any:
-        return self.function(name, types)(*arguments)
-
-    def function(self, name: str, types: str) -> Any:
-        library = next(each for each in self._libraries if hasattr(each, f"ggml_{name}"))
-        function = library[f"ggml_{name}"]  # an object of our own, unlike an attribute of the library
-        function.restype, *function.argtypes = (self._TYPES[letter] for letter in types)
-        return function
-
-
 class GgmlDevice:
     """Holds nothing but the process's own libraries."""
 
@@ -137,17 +112,13 @@ class GgmlDevice:
         if rpc is not None:
             add_rpc_servers(rpc, lib_dir)
         self.ggml = ggml = Ggml(lib_dir)
-        devices = [ggml("backend_dev_get", "pz", i) for i in range(ggml("backend_dev_count", "z"))]
-        names = [self._text("name", device) for device in devices]
-        if name not in names:
-            there_are = ", ".join(names)
+        devices = {ggml.text("name", device): device for device in ggml.devices()}
+        if name not in devices:
+            there_are = ", ".join(devices)
             raise HobbitError(f"llama.cpp in {lib_dir} has no device '{name}': choose one of {there_are}")
-        self.pointer: int = devices[names.index(name)]
+        self.pointer = devices[name]
         if ggml("backend_buft_is_host", "bp", ggml("backend_dev_buffer_type", "pp", self.pointer)):
             raise HobbitError(f"the device '{name}' computes in host memory; name one with memory of its own")
-
-    def _text(self, what: str, device: int) -> str:
-        return self.ggml(f"backend_dev_{what}", "sp", device).decode()
 
     def memory(self) -> tuple[int, int]:
         """Bytes free, and in all, as far as the device says."""
@@ -157,7 +128,7 @@ class GgmlDevice:
 
     def describe(self) -> dict[str, Any]:
         """The device as the first line of a run tells it."""
-        what = {name: self._text(name, self.pointer) for name in ("name", "description")}
+        what = {name: self.ggml.text(name, self.pointer) for name in ("name", "description")}
         return {**what, "total_bytes": self.memory()[1]}
 
 
@@ -171,7 +142,7 @@ class Session:
         self.llama.llama_backend_init()
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
         self._free_before = self.device.memory()[0] if self.device else 0
-        self.model = self._load()
+        self.model = self._load(libraries.folder)
         self.cache, self.tokens = None, list[int]()
         if self._native is not None:
             from pyhobbit.engine.llama import LoadedModel  # with our libraries
@@ -183,13 +154,13 @@ class Session:
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
         self.redraw()
 
-    def _load(self) -> Any:
+    def _load(self, folder: Path) -> Any:
         job, params = self._job, self.llama.llama_model_default_params()
         # without no_host a device's page-locked memory comes before the repacked layouts
         params.use_extra_bufts = params.no_host = job.repack
         if self.device:
             self._devices = (ctypes.c_void_p * 2)(self.device.pointer)  # NULL ends it
-            self._on_cpu = experts_on_cpu(job.n_cpu_moe, self.device.ggml("backend_cpu_buffer_type", "p"))
+            self._on_cpu = experts_on_cpu(job.n_cpu_moe, folder)
             params.devices = ctypes.addressof(self._devices)
             params.tensor_buft_overrides = ctypes.addressof(self._on_cpu)
         if job.lib_dir is not None:

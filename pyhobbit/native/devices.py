@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The GPUs that llama.cpp finds, as its build can."""
+"""The GPUs that llama.cpp finds, as its build can, and calls of its ggml."""
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,30 +30,53 @@ class _BufferTypeOverride(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
 
 
-def _function(library: str, name: str, result: type, *arguments: type) -> "ctypes._NamedFuncPointer":
-    function = ctypes.CDLL(str(LIB_DIR / f"lib{library}.so"))[name]  # a new object, unlike an attribute
-    function.restype, function.argtypes = result, arguments
-    return function
+class Ggml:
+    """Functions of one build's ggml, called by their names without ggml_, and by the types of their values.
+
+    types: a letter for the result and one for each argument.
+    """
+
+    _TYPES: Mapping[str, Any] = {
+        "p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_int64, "z": ctypes.c_size_t,
+        "s": ctypes.c_char_p, "b": ctypes.c_bool, "v": None,
+    }  # fmt: skip
+
+    def __init__(self, folder: Path = LIB_DIR) -> None:
+        names = (f"libggml{part}.so" for part in ("", "-base", "-cpu"))
+        self._libraries = [ctypes.CDLL(str(folder / name)) for name in names if (folder / name).exists()]
+
+    def __call__(self, name: str, types: str, *arguments: Any) -> Any:
+        return self.function(name, types)(*arguments)
+
+    def function(self, name: str, types: str) -> Any:
+        library = next(each for each in self._libraries if hasattr(each, f"ggml_{name}"))
+        function = library[f"ggml_{name}"]  # an object of our own, unlike an attribute of the library
+        function.restype, *function.argtypes = (self._TYPES[letter] for letter in types)
+        return function
+
+    def devices(self) -> list[int]:
+        """Pointers to all devices, the CPU included."""
+        return [self("backend_dev_get", "pz", i) for i in range(self("backend_dev_count", "z"))]
+
+    def text(self, what: str, device: int) -> str:
+        """The name or description of a device."""
+        return self(f"backend_dev_{what}", "sp", device).decode("utf-8", "replace")
 
 
 def gpus() -> tuple[Gpu, ...]:
     """GPUs of this machine, and of the RPC servers that were added."""
-    pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    n_devices = _function("ggml", "ggml_backend_dev_count", ctypes.c_size_t)()
-    at = _function("ggml", "ggml_backend_dev_get", pointer, ctypes.c_size_t)
-    kind = _function("ggml-base", "ggml_backend_dev_type", ctypes.c_int, pointer)
-    name = _function("ggml-base", "ggml_backend_dev_name", text, pointer)
-    description = _function("ggml-base", "ggml_backend_dev_description", text, pointer)
-    found = [device for device in map(at, range(n_devices)) if kind(device) in (_APART, _INTEGRATED)]
+    ggml = Ggml()
+    kinds = {device: ggml("backend_dev_type", "ip", device) for device in ggml.devices()}
     return tuple(
-        Gpu(name(each).decode(), description(each).decode("utf-8", "replace"), kind(each) == _INTEGRATED)
-        for each in found
+        Gpu(ggml.text("name", device), ggml.text("description", device), kind == _INTEGRATED)
+        for device, kind in kinds.items()
+        if kind in (_APART, _INTEGRATED)
     )
 
 
-def experts_on_cpu(n_layers: int, cpu: int | None = None) -> "ctypes.Array[Any]":
-    """The array for params.tensor_buft_overrides, living as long. cpu: buffer type of another ggml."""
-    cpu = cpu or _function("ggml-base", "ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
+def experts_on_cpu(n_layers: int, folder: Path = LIB_DIR) -> "ctypes.Array[Any]":
+    """The array for params.tensor_buft_overrides, living as long. folder: of the ggml that computes."""
+    cpu = Ggml(folder)("backend_cpu_buffer_type", "p")
     overrides = (_BufferTypeOverride * (n_layers + 1))()  # no pattern ends it
     for layer in range(n_layers):
         pattern = rf"blk\.{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # common/common.h

@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.native.devices import Ggml
 from pyhobbit.native.paths import LIB_DIR
 
 PROTOCOL = (7, 0, 0)  # RPC_PROTO_*_VERSION of ggml-rpc.h
@@ -21,11 +22,9 @@ _added: set[str] = set()  # endpoints that gave this process their devices
 
 def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
     """Makes the devices of "HOST:PORT,..." this process's RPC0, RPC1 ... Raises ConfigError, HobbitError."""
-    ggml, base = (ctypes.CDLL(str(lib_dir / name)) for name in ("libggml.so", "libggml-base.so"))
-    ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-    base.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
-    rpc = ctypes.c_void_p(ggml.ggml_backend_reg_by_name(b"RPC"))
-    address = base.ggml_backend_reg_get_proc_address(rpc, b"ggml_backend_rpc_add_server")
+    ggml = Ggml(lib_dir)
+    rpc = ggml("backend_reg_by_name", "ps", b"RPC")
+    address = ggml("backend_reg_get_proc_address", "pps", rpc, b"ggml_backend_rpc_add_server")
     add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
     check_rpc_servers(endpoints)
     for endpoint in endpoints.split(","):
@@ -34,7 +33,7 @@ def add_rpc_servers(endpoints: str, lib_dir: Path = LIB_DIR) -> None:
         server = add_server(endpoint.encode())
         if not server:
             raise HobbitError(f"the machine at {endpoint} offers no device; {_START}")
-        ggml.ggml_backend_register(ctypes.c_void_p(server))
+        ggml("backend_register", "vp", server)
         _added.add(endpoint)
 
 
