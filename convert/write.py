@@ -168,9 +168,7 @@ def _convert_piece(
                 rows = dequantize(source.type, data, source.ne[0])
             result = _quantize(target, rows, imatrix, piece.expert)
         offset = data_start + piece.place(target)[0]
-        done = 0
-        while done < result.nbytes:
-            done += os.pwrite(file.fileno(), result[done:], offset + done)
+        _write_exactly(file, result, offset)
         written.append(Written(target.name, offset, result.nbytes, zlib.crc32(result)))
     return written
 
@@ -200,3 +198,9 @@ def _read_exactly(file: BinaryIO, size: int, offset: int) -> np.ndarray:
             raise HobbitError(f"{file.name} became shorter while it was read")
         done += n
     return data
+
+
+def _write_exactly(file: BinaryIO, data: np.ndarray, offset: int) -> None:
+    done = 0
+    while done < data.nbytes:
+        done += os.pwrite(file.fileno(), data[done:], offset + done)

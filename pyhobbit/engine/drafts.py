@@ -130,10 +130,14 @@ class Decoder:
         governor.note(len(drafted), n_accepted, seconds)
         self.n_drafted, self.n_accepted = self.n_drafted + len(drafted), self.n_accepted + n_accepted
         if n_accepted < len(drafted):
-            n_kept = len(self._context.tokens) - len(drafted) + n_accepted
-            self._context.truncate(n_kept)
-            if len(self._context.tokens) < n_kept:
-                raise HobbitError("this model cannot take back tokens, as drafts do; open it without drafts")
+            self._take_back(len(drafted) - n_accepted)
         self._lookup.extend(found[:-1])
         self._computed = found[1:]
         return found[0]
+
+    def _take_back(self, n: int) -> None:
+        """Removes the last n tokens from the context. Raises HobbitError where the model cannot."""
+        n_kept = len(self._context.tokens) - n
+        self._context.truncate(n_kept)
+        if len(self._context.tokens) < n_kept:
+            raise HobbitError("this model cannot take back tokens, as drafts do; open it without drafts")

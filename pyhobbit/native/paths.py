@@ -19,6 +19,6 @@ LIB_DIR: Path = _native_dir() / "lib"
 BIN_DIR: Path = _native_dir() / "bin"
 """llama-server, llama-quantize, llama-perplexity, llama-bench."""
 
-_VENDORS = _native_dir() / "vendor", _PACKAGE_DIR.parent / "vendor" / "llama.cpp"
-VENDOR_DIR: Path = _VENDORS[not _VENDORS[0].is_dir()]
+_INSTALLED = _native_dir() / "vendor"
+VENDOR_DIR: Path = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE_DIR.parent / "vendor" / "llama.cpp"
 """llama.cpp's converter scripts: the installed copy, otherwise the checkout's unpacked tree."""

@@ -94,8 +94,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
         memo = _measurements(evaluator, model, content, chunks, config.engine.cache.sidecar)
         known = _know(evaluator, chunks, memo, config)
         if "gate" in config.rules or not known.has_low:
-            scores = _scores(known.first(known.n_fit))
-            _try(evaluator, known, found, lambda at, by: search.cheapest_by_gate(at, by, scores))
+            _try_gate(evaluator, known, found)
     if known.has_low:
         by_price = [rule for rule in config.rules if rule != "gate"]
         rule = by_price[0] if by_price else "price"
@@ -190,6 +189,11 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
         found.fast[rule] = min(within, key=lambda each: each.bytes_per_token)
         found.n_trials += len(fit.measured) + len(check.measured)
         bar.total = bar.n
+
+
+def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
+    scores = _scores(known.first(known.n_fit))
+    _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_gate(trials, bound, scores))
 
 
 def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig) -> None:
