@@ -40,7 +40,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     f"{CORE}/plan/price-rule.cpp": ("test-price-rule",),
     f"{CORE}/plan/precision-rule.cpp": ("test-precision-rule", "test-price-rule", "test-layer-step"),
     f"{CORE}/cache/resident-set.cpp": ("test-resident-set",),
-    f"{CORE}/plan/memory-budget.cpp": ("test-memory-budget",),
+    f"{CORE}/plan/memory-budget.cpp": ("test-memory-budget", "test-device-budget"),
     f"{CORE}/model/expert-index.cpp": tuple(f"test-{name}" for name in INDEX),
     f"{CORE}/engine/settings.cpp": ("test-settings", "test-stored-settings"),
     "pyhobbit/settings/config.py": ("tests/settings/test_config.py",),
