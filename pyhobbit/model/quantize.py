@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""ggml's tensor types and its own conversions between them, through libggml-base."""
+"""ggml's tensor types and its own conversions between them."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from pyhobbit.errors import HobbitError, did_you_mean
-from pyhobbit.native.paths import LIB_DIR
-
-TYPE_COUNT = 43
-"""GGML_TYPE_COUNT of the ggml.h that libggml-base was built from."""
+from pyhobbit.native.hobbit_c import ffi, lib
 
 # llama-quantize refuses these without an importance matrix, because the result would be garbage.
 _WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs"})
@@ -21,36 +17,6 @@ _WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3
 _USUAL, _LARGEST = 1e3, 1e9  # weights: most types write zeros, or abort, somewhere between these
 _LEAST_KEPT = 0.1  # share of a row's largest weight that a type has to keep
 _Q2_0_BLOCK, _Q2_0_STEPS = 64, 2
-
-_to_float_t = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-
-
-class _TypeTraits(ctypes.Structure):
-    """struct ggml_type_traits of ggml.h; _describe() compares it with ggml's own accessors."""
-
-    _fields_ = [
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", _to_float_t),
-        ("from_float_ref", ctypes.c_void_p),
-    ]
-
-
-_PROTOTYPES = {
-    "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
-    "ggml_blck_size": (ctypes.c_int64, [ctypes.c_int]),
-    "ggml_type_size": (ctypes.c_size_t, [ctypes.c_int]),
-    "ggml_get_type_traits": (ctypes.POINTER(_TypeTraits), [ctypes.c_int]),
-    "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
-    "ggml_quantize_chunk": (
-        ctypes.c_size_t,
-        [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p],
-    ),
-    "ggml_validate_row_data": (ctypes.c_bool, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
-}
 
 
 @dataclass(frozen=True)
@@ -73,40 +39,19 @@ class GgmlType:
 
 
 @cache
-def _ggml() -> ctypes.CDLL:
-    path = LIB_DIR / "libggml-base.so"
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise HobbitError(
-            f"cannot load ggml from {path} ({error}): build and install pyhobbit first"
-        ) from error
-    for name, (result, arguments) in _PROTOTYPES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+def _types() -> dict[int, GgmlType]:
+    # Blocks of no values mark the types that ggml has removed.
+    present = (type_id for type_id in range(lib.GGML_TYPE_COUNT) if lib.ggml_blck_size(type_id) > 0)
+    return {type_id: _describe(type_id) for type_id in present}
 
 
 def _describe(type_id: int) -> GgmlType:
-    ggml = _ggml()
-    name = ggml.ggml_type_name(type_id).decode()
-    block, size = ggml.ggml_blck_size(type_id), ggml.ggml_type_size(type_id)
-    traits = ggml.ggml_get_type_traits(type_id).contents
-    if (traits.type_name.decode(), traits.blck_size, traits.type_size) != (name, block, size):
-        raise HobbitError(
-            f"libggml-base in {LIB_DIR} does not belong to this pyhobbit: install pyhobbit again"
-        )
+    name = ffi.string(lib.ggml_type_name(type_id)).decode()
     # ggml_quantize_chunk handles f32 and every type that can be turned back into floats.
-    quantizable = name == "f32" or bool(traits.to_float)
-    wants_imatrix = name in _WANTS_IMATRIX or ggml.ggml_quantize_requires_imatrix(type_id)
-    return GgmlType(type_id, name, block, size, quantizable, wants_imatrix)
-
-
-@cache
-def _types() -> dict[int, GgmlType]:
-    # Blocks of no values mark the types that ggml has removed.
-    present = (type_id for type_id in range(TYPE_COUNT) if _ggml().ggml_blck_size(type_id) > 0)
-    return {type_id: _describe(type_id) for type_id in present}
+    quantizable = name == "f32" or bool(lib.ggml_get_type_traits(type_id).to_float)
+    wants_imatrix = name in _WANTS_IMATRIX or lib.ggml_quantize_requires_imatrix(type_id)
+    sizes = lib.ggml_blck_size(type_id), lib.ggml_type_size(type_id)
+    return GgmlType(type_id, name, *sizes, quantizable, wants_imatrix)
 
 
 def type_by_id(type_id: int) -> GgmlType | None:
@@ -132,8 +77,8 @@ def dequantize(ggml_type: GgmlType, data: np.ndarray, n_per_row: int) -> np.ndar
     if ggml_type.name == "f32":
         return data.view(np.float32).reshape(n_rows, n_per_row)
     rows = np.empty((n_rows, n_per_row), np.float32)
-    traits = _ggml().ggml_get_type_traits(ggml_type.id).contents
-    traits.to_float(data.ctypes.data, rows.ctypes.data, rows.size)
+    to_float = lib.ggml_get_type_traits(ggml_type.id).to_float
+    to_float(ffi.from_buffer(data), ffi.from_buffer("float[]", rows), rows.size)
     return rows
 
 
@@ -154,11 +99,12 @@ def quantize(ggml_type: GgmlType, rows: np.ndarray, imatrix: np.ndarray | None) 
         data = _quantize_q2_0(rows, imatrix)
     else:
         data = np.empty(n_rows * ggml_type.nbytes(n_per_row), np.uint8)
-        weights = None if imatrix is None else imatrix.ctypes.data
-        arguments = (ggml_type.id, rows.ctypes.data, data.ctypes.data, 0, n_rows, n_per_row, weights)
-        if _ggml().ggml_quantize_chunk(*arguments) != data.nbytes:
+        values, result = ffi.from_buffer("float[]", rows), ffi.from_buffer(data)
+        weights = ffi.NULL if imatrix is None else ffi.from_buffer("float[]", imatrix)
+        size = lib.ggml_quantize_chunk(ggml_type.id, values, result, 0, n_rows, n_per_row, weights)
+        if size != data.nbytes:
             raise refusal
-    if not _ggml().ggml_validate_row_data(ggml_type.id, data.ctypes.data, data.nbytes):
+    if not lib.ggml_validate_row_data(ggml_type.id, ffi.from_buffer(data), data.nbytes):
         raise refusal
     if abs(worst) > _USUAL:
         kept = np.take_along_axis(dequantize(ggml_type, data, n_per_row), places, 1)

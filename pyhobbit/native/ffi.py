@@ -14,15 +14,17 @@ from typing import Any
 
 from pyhobbit.errors import ComputeError, HobbitError
 from pyhobbit.native.environment import environment
+from pyhobbit.native.hobbit_c import REINSTALL
+from pyhobbit.native.hobbit_c import ffi as ffi
+from pyhobbit.native.hobbit_c import lib as lib
 from pyhobbit.native.paths import LIB_DIR
 
 _ERR_SIZE = 4096
-_REINSTALL = "reinstall pyhobbit with: pip install ."
 
 
 def _import_llama() -> ModuleType:
     if not (LIB_DIR / "libllama.so").exists():
-        raise HobbitError(f"{LIB_DIR} holds no libllama.so; {_REINSTALL}")
+        raise HobbitError(f"{LIB_DIR} holds no libllama.so; {REINSTALL}")
     with environment({"LLAMA_CPP_LIB_PATH": str(LIB_DIR)}):
         import llama_cpp
         import llama_cpp.llama_chat_format
@@ -35,10 +37,6 @@ def _import_llama() -> ModuleType:
     return llama_cpp
 
 
-try:
-    from pyhobbit._hobbit_c import ffi, lib
-except ImportError as e:
-    raise HobbitError(f"pyhobbit's native module cannot be loaded ({e}); {_REINSTALL}") from e
 llama: Any = _import_llama()
 
 

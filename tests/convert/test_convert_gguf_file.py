@@ -14,7 +14,7 @@ from pyhobbit.convert.plan import Recipe, make_plan
 from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import pack_header, read_gguf
-from pyhobbit.model.quantize import TYPE_COUNT, quantizable_types, type_by_name
+from pyhobbit.model.quantize import quantizable_types, type_by_name
 
 
 @pytest.fixture
@@ -81,12 +81,6 @@ def test_key_of_another_type_is_reported(model: Path) -> None:
     with pytest.raises(HobbitError, match=r"its key llama\.block_count is 2"):
         file.get("llama.block_count", "text")
     assert file.metadata["llama.block_count"].type == GGUFValueType.UINT32
-
-
-def test_type_count_is_that_of_the_header() -> None:
-    root = Path(__file__).resolve().parents[2]
-    header = root / "vendor/llama.cpp/ggml/include/ggml.h"
-    assert f"GGML_TYPE_COUNT   = {TYPE_COUNT}," in header.read_text()
 
 
 def test_types_are_those_that_ggml_can_quantise_to() -> None:
