@@ -211,6 +211,7 @@ struct hobbit_pool_plan {
     uint64_t             prefetch_bytes; // the predictor's part of batch_bytes
     bool                 holds_all;      // the pools have room for every expert in its best precision
     enum hobbit_shortage shortage;
+    uint64_t             least; // where a bound is too small: the smallest that works, in bytes
 };
 
 // Plans the pools: allocates nothing and reads nothing. Afterwards hobbit_get_info and hobbit_get_device tell the

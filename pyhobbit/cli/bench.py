@@ -187,8 +187,7 @@ def _forecast(found: Figures, info: "ModelInfo", disk: "Disk | None") -> dict[st
     if disk is None or info.on_device:
         return None
     high, low = found["high_share"] or 0, found["low_share"] or 0
-    used = high * info.token_bytes_high + low * info.token_bytes_low
-    time = TokenTime(found["compute_s"] or 0, used / disk.bytes_per_s)
+    time = TokenTime(found["compute_s"] or 0, info.used_bytes(high, low) / disk.bytes_per_s)
     return {"tokens_per_second": time.rate(info.pool_slots_high / info.n_high_experts), "fitted": str(time)}
 
 

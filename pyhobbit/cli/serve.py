@@ -10,7 +10,6 @@ import glob
 import hashlib
 import io
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from pyhobbit.cli.options import (
     cache_config,
 )
 from pyhobbit.cli.server_flags import SERVER, TERMINAL, any_given, known, value
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.errors import ConfigError
 from pyhobbit.model.file_names import EXACT, model_stem, options_path
 from pyhobbit.model.model_path import add_model_arguments, check_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
@@ -459,16 +458,13 @@ def _check_memory(
     most, least = _checkpoints(passed_on)
     sees = value("--mmproj", passed_on) is not None
     tables = "ngram-mod" in str(value("--spec-type", passed_on)).split(",")
-    requests = lib.hobbit_request_bytes(config.n_ctx or 0, cache.memory or 0, sees) + tables * _NGRAM_TABLE
-    beside = {"snapshots": most, "least_snapshots": least, "requests": requests}
-    try:
-        return lay_out(model, config, None, None, **{f"hobbit.{name}": n for name, n in beside.items()})
-    except ShortOfMemory as e:
-        found = re.search(r"works is (\d+)", error := str(e))
-        if cache.memory is None or not found or cache.memory >= (told := int(found[1]) << 20):
-            raise
-        try:  # with more, requests may take more
-            _check_memory(model, replace(cache, memory=told), n_batch, passed_on)
-        except HobbitError as closer:
-            error = str(closer) if isinstance(closer, ShortOfMemory) else error
-        raise HobbitError(re.sub(r"(?<=budget of )[\d.]+ \w+", format_size(cache.memory), error)) from e
+    memory = cache.memory or 0
+    while True:
+        requests = lib.hobbit_request_bytes(config.n_ctx or 0, memory, sees) + tables * _NGRAM_TABLE
+        beside = {"snapshots": most, "least_snapshots": least, "requests": requests}
+        try:
+            return lay_out(model, config, None, None, **{f"hobbit.{name}": n for name, n in beside.items()})
+        except ShortOfMemory as e:
+            if e.least <= memory:
+                raise
+            memory = e.least  # with so much, requests may take more

@@ -27,7 +27,11 @@ _MOST_OF_POOLS = 0.1  # share that a larger context may take, and a larger pass
 
 
 class ShortOfMemory(HobbitError):  # noqa: N818 - what is short, not an error of the program
-    """Less memory would be left than the model needs."""
+    """Less memory would be left than the model needs. least: the bound that works, where one is too small."""
+
+    def __init__(self, text: str, least: int = 0) -> None:
+        super().__init__(text)
+        self.least = least
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ def _check(path: Path, plan: MemoryPlan, needs: Needs, program: str) -> None:
         parts = f"{_needs(plan)}, {prefetch}{format_size(plan.process)} for {program}"
         rest = "the rest is for work buffers and the smallest pools"
         less = f"; --ctx {needs.n_ctx_less} would do" if needs.n_ctx_less else ""
-        raise ShortOfMemory(f"{needs.error} ({plan.info.model} takes {parts}; {rest}){less}")
+        raise ShortOfMemory(f"{needs.error} ({plan.info.model} takes {parts}; {rest}){less}", needs.least)
     if needs.error is not None:
         raise HobbitError(needs.error or load_failure(path, "a smaller context needs less memory"))
 

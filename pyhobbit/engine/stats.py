@@ -58,6 +58,10 @@ class ModelInfo(CacheInfo, RuleNumbers):
         high = self.tier_bytes_high * self.n_high_experts // max(1, n_all - n_low)
         return high + self.tier_bytes_low * n_low // n_all
 
+    def used_bytes(self, high: float, low: float) -> float:
+        """Bytes of a token's experts, of which such shares are used in high and in low precision."""
+        return high * self.token_bytes_high + low * self.token_bytes_low
+
     @property
     def n_high_experts(self) -> int:
         """Experts of all layers that are run and have a high version."""

@@ -28,46 +28,40 @@ _SOURCES = {
 
 def memory_rows(plan: MemoryPlan) -> dict[str, str]:
     """Memory by kind, with names for people."""
-    info = plan.info
-    if not info.cached:
-        return {
-            "memory": plan.memory_text,
-            "weights": f"{format_size(plan.weights)}, mapped: the system reads them when they are first used",
-            **_context_rows(plan),
-        }
+    info, weights = plan.info, format_size(plan.weights)
+    held = f"{weights} in memory: all weights but the routed experts"
+    mapped = f"{weights}, mapped: the system reads them when they are first used"
     rows = {
         "memory": plan.memory_text,
-        "weights": f"{format_size(plan.weights)} in memory: all weights but the routed experts",
-        **_context_rows(plan),
-        **_device_rows(plan),
-        **{f"{pool.name} pool": _pool_text(pool, _POOLS[pool.name]) for pool in plan.info.pools},
-        **_host_rows(plan),
+        "weights": held if info.cached else mapped,
+        "context": f"{format_size(plan.context)} for {info.context_text(plan.chose_context)}, and "
+        f"{format_size(plan.compute)} to compute prompts in passes of {plan.n_batch} tokens",
     }
+    if not info.cached:
+        return rows
+    pools = {f"{pool.name} pool": _pool_text(pool, _POOLS[pool.name]) for pool in info.pools}
+    rows |= {**_device_rows(plan), **pools, **_host_rows(plan)}
     if plan.missing and plan.share_high < 1:
-        rows["on disk"] = (
-            f"{format_size(plan.missing)} of experts in high precision, read when they are chosen"
-        )
+        on_disk = f"{format_size(plan.missing)} of experts in high precision, read when they are chosen"
+        rows["on disk"] = on_disk
     return rows
 
 
 def serving_rows(plan: MemoryPlan) -> dict[str, str]:
     """The served model in short, with names for people."""
     info = plan.info
+    context = f"context {info.context_text(plan.chose_context)}"
     rows = {
-        "model": f"{Path(info.model).name}, {info.description}, "
-        f"context {info.context_text(plan.chose_context)}",
+        "model": f"{Path(info.model).name}, {info.description}, {context}",
         "GPU": planned_gpu_text(plan) if has_gpu() else "",
-    }
-    if not info.cached:
-        return {**rows, "memory": plan.memory_text}
-    states = f"context checkpoints take up to {format_size(info.snapshot_bytes)}"
-    return {
-        **rows,
         "memory": plan.memory_text,
-        **({"states": states} if info.snapshot_bytes else {}),
-        "experts": f"{', '.join(info.pool_texts())}, on {plan.device or 'the CPU'}",
-        "precision": info.precision or "all high",
     }
+    if info.snapshot_bytes:
+        rows["states"] = f"context checkpoints take up to {format_size(info.snapshot_bytes)}"
+    if info.cached:
+        rows["experts"] = f"{', '.join(info.pool_texts())}, on {plan.device or 'the CPU'}"
+        rows["precision"] = info.precision or "all high"
+    return rows
 
 
 def gpu_text(devices: Collection[str] | None) -> str:
@@ -119,13 +113,6 @@ def _host_rows(plan: MemoryPlan) -> dict[str, str]:
         "host memory": _pool_text(
             Pool("host", info.host_slots_high, info.n_all_experts, plan.host_pools), why
         )
-    }
-
-
-def _context_rows(plan: MemoryPlan) -> dict[str, str]:
-    return {
-        "context": f"{format_size(plan.context)} for {plan.info.context_text(plan.chose_context)}, and "
-        f"{format_size(plan.compute)} to compute prompts in passes of {plan.n_batch} tokens",
     }
 
 

@@ -72,11 +72,10 @@ def _fitted(plan: MemoryPlan, speed: Speed) -> TokenTime:
     if 0 < known < 1 and 0 < speed.hits[0] < 1:
         exponent = min(4.0, max(1.0, math.log(1 - speed.hits[0]) / math.log(1 - known)))
     high, low, _ = speed.sample.mix
-    used = high * plan.info.token_bytes_high + low * plan.info.token_bytes_low
     per_byte = 1 / speed.disk.bytes_per_s if speed.disk is not None else 0.0
     if speed.read_bytes:
         per_byte = speed.wait_s / speed.read_bytes
-    return TokenTime(speed.compute_s, used * per_byte, exponent)
+    return TokenTime(speed.compute_s, plan.info.used_bytes(high, low) * per_byte, exponent)
 
 
 def _low_tier(model: ModelFile, plan: MemoryPlan, time: TokenTime) -> str:

@@ -165,8 +165,7 @@ def estimate(plan: MemoryPlan, sample: Sample, disk: Disk | None) -> Speed:
     if sample.warm is not None:
         warm = sample.warm
         return Speed(sample.compute_s, warm.wait_s, warm.read_bytes, warm.hits, "sample", disk, sample)
-    hits, info = (plan.share_high, plan.share_low), plan.info
-    high, low, _ = sample.mix
-    read_bytes = high * (1 - hits[0]) * info.token_bytes_high + low * (1 - hits[1]) * info.token_bytes_low
+    hits, (high, low, _) = (plan.share_high, plan.share_low), sample.mix
+    read_bytes = plan.info.used_bytes(high * (1 - hits[0]), low * (1 - hits[1]))
     wait_s = read_bytes * sample.wait_s_per_byte
     return Speed(sample.compute_s, wait_s, read_bytes, hits, "even", disk, sample)

@@ -47,7 +47,7 @@ class Needs(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("weights", "context", "compute", "device_compute", "head")),
         *(("snapshot", ctypes.c_uint64), ("n_rollback", ctypes.c_uint32), ("n_ctx_less", ctypes.c_uint32)),
         *((name, ctypes.c_uint64) for name in ("pool_bytes", "batch_bytes", "prefetch_bytes")),
-        *(("holds_all", ctypes.c_bool), ("shortage", ctypes.c_int)),
+        *(("holds_all", ctypes.c_bool), ("shortage", ctypes.c_int), ("least", ctypes.c_uint64)),
     )
     error: str | None = None  # why the model cannot be opened like this; "": llama.cpp's log says it
 

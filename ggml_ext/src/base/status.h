@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -30,15 +31,17 @@ class status {
         return s;
     }
 
-    // The error with a number by which its callers tell it from others; 0: they need not.
-    status because(int reason) && {
+    // The error with a number by which its callers tell it from others; 0: they need not. least: a size that would do.
+    status because(int reason, uint64_t least = 0) && {
         reason_ = reason;
+        least_  = least;
         return std::move(*this);
     }
 
     bool ok() const { return message_.empty(); }
 
-    int reason() const { return reason_; }
+    int      reason() const { return reason_; }
+    uint64_t least() const { return least_; }
 
     bool is_aborted() const { return aborted_; }
 
@@ -47,6 +50,7 @@ class status {
   private:
     std::string message_;
     int         reason_  = 0;
+    uint64_t    least_   = 0;
     bool        aborted_ = false;
 };
 

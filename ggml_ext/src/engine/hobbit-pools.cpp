@@ -89,7 +89,7 @@ status hobbit_model::keep_slots(model_slots slots) {
 status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
     mutex_lock lock(mutex_);
     GGML_ASSERT(!prepared_);
-    plan = { 0, host_rows(n_batch), 0, false, HOBBIT_SHORT_OF_NOTHING };
+    plan = { 0, host_rows(n_batch), 0, false, HOBBIT_SHORT_OF_NOTHING, 0 };
     model_slots slots;
     for (const auto & engine : engines_) {
         const bool computes  = engine->n_layers() > 0;
@@ -98,6 +98,7 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
     }
     const status s = plan_slots(model_bytes, n_batch, slots);
     plan.shortage  = hobbit_shortage(s.reason());
+    plan.least     = s.least();
     HOBBIT_TRY(s);
     plan.holds_all = true;
     for (size_t i = 0; i < engines_.size(); i++) {

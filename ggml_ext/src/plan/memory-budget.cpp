@@ -32,10 +32,10 @@ static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
 }
 
 static status budget_too_small(const budget & b, uint64_t needed) {
-    const uint64_t works = needed / 99 * 100 + MiB; // the memory held before varies from run to run
+    const uint64_t works = (needed / 99 * 100 / MiB + 2) * MiB; // the memory held before varies from run to run
     return status::error("a memory budget of %s is too small: the smallest that works is %llu MiB",
-                         format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB + 1))
-        .because(HOBBIT_SHORT_OF_MEMORY);
+                         format_size(double(b.memory)).c_str(), (unsigned long long) (works / MiB))
+        .because(HOBBIT_SHORT_OF_MEMORY, works);
 }
 
 // Device memory that a large pool's operations may need (expert_matmuls).
@@ -70,7 +70,7 @@ static status check_pools(uint64_t bytes, uint64_t smallest) {
                : status::error("expert pools of %llu bytes are too small: the smallest that work are %llu bytes (%s)",
                                (unsigned long long) bytes, (unsigned long long) smallest,
                                format_size(double(smallest)).c_str())
-                     .because(HOBBIT_SHORT_OF_POOLS);
+                     .because(HOBBIT_SHORT_OF_POOLS, smallest);
 }
 
 static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
@@ -80,7 +80,7 @@ static uint64_t least_device_memory(uint64_t rows, uint64_t smallest) {
 static status device_memory_too_small(uint64_t bytes, uint64_t least) {
     return status::error("device memory of %s is too small: the smallest that works is %llu MiB",
                          format_size(double(bytes)).c_str(), (unsigned long long) (least / MiB))
-        .because(HOBBIT_SHORT_OF_DEVICE_MEMORY);
+        .because(HOBBIT_SHORT_OF_DEVICE_MEMORY, least);
 }
 
 static status device_pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, uint64_t & bytes) {
