@@ -7,11 +7,12 @@ There is no password: use it in a private network alone.
 import argparse
 import os
 import resource
+import socket
 import sys
 from typing import NoReturn
 
 from pyhobbit.cli.server_flags import check_free
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native import programs
 from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.settings.config import format_size, parse_size
@@ -19,6 +20,7 @@ from pyhobbit.settings.config import format_size, parse_size
 _HOST, _PORT = "127.0.0.1", "50052"
 _OWN = 64 << 20  # bytes of the process beside what it lends
 _LEAST = 384 << 20  # a program leaves 256 MiB of it to other things than experts
+_MAX_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,16 +35,25 @@ def run(args: argparse.Namespace) -> NoReturn:
     """Becomes the server, whose exit status is ours. Raises HobbitError."""
     from pyhobbit.native.threads import processor_cores
 
-    if args.threads is not None and args.threads < 1:
-        raise ConfigError("--threads must be at least 1")
+    if args.threads is not None and not 1 <= args.threads <= _MAX_THREADS:
+        raise ConfigError(f"--threads is {args.threads}; it must be a number from 1 to {_MAX_THREADS}")
     if args.memory is not None:
         _limit(parse_size(args.memory))
-    check_free(args.host, args.port, 1)
-    threads = args.threads or int(processor_cores())
-    at = f"{args.host}:{args.port}"
+    host = _address(args.host)
+    check_free(host, args.port, 1)
+    threads = args.threads or min(processor_cores(), _MAX_THREADS)
+    at = f"{host}:{args.port}"
     print(f"worker at {at}, {threads} threads; the other machine takes it by", file=sys.stderr)
     print(f"    pyhobbit chat MODEL --rpc {at}", file=sys.stderr)
-    programs.become([str(BIN_DIR / "ggml-rpc-server"), "-H", args.host, "-p", args.port, "-t", str(threads)])
+    programs.become([str(BIN_DIR / "ggml-rpc-server"), "-H", host, "-p", args.port, "-t", str(threads)])
+
+
+def _address(host: str) -> str:
+    """The address of a name. llama.cpp's server takes numbers of IPv4 alone."""
+    try:
+        return str(socket.getaddrinfo(host or "?", None, socket.AF_INET)[0][4][0])
+    except OSError as e:
+        raise HobbitError(f"--host {host} has no address of IPv4 ({e.strerror}); give another one") from e
 
 
 def _limit(memory: int) -> None:
@@ -51,5 +62,8 @@ def _limit(memory: int) -> None:
         raise ConfigError(
             f"--memory {format_size(memory)} is too small: a worker needs {format_size(_LEAST)}"
         )
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    except (OSError, ValueError, OverflowError) as e:
+        raise HobbitError(f"--memory {format_size(memory)} cannot be set ({e}); see ulimit -d") from e
     os.environ["GGML_RPC_MEMORY"] = str(memory - _OWN)

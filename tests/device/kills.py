@@ -108,8 +108,8 @@ class Clients:
         return "right" if is_right else "wrong"
 
 
-def killed_at_random(model: Path, n_kills: int, seed: int) -> tuple[list[Kill], list[Asked], list[int]]:
-    """The kills, the requests, and the processes that are left."""
+def killed_at_random(model: Path, n_kills: int, seed: int) -> tuple[list[Kill], list[Asked], list[int], str]:
+    """The kills, the requests, the processes that are left, and what the server wrote."""
     numbers, mark, kills = random.Random(seed), uuid.uuid4().hex, []
     os.environ[_MARK] = mark
     with tempfile.TemporaryDirectory() as folder:
@@ -137,8 +137,9 @@ def killed_at_random(model: Path, n_kills: int, seed: int) -> tuple[list[Kill], 
                 _, process = worker.__enter__()
                 kills.append(Kill(at, time.monotonic()))
         worker.__exit__(None, None, None)
+        said = log.read_text(errors="replace")
     del os.environ[_MARK]
-    return kills, clients.asked, _left(mark)
+    return kills, clients.asked, _left(mark), said
 
 
 def _left(mark: str) -> list[int]:
@@ -185,10 +186,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     model = args.model or models.tiny_tiers("f16", "q4_0")
-    found = summary(*killed_at_random(model, args.kills, args.seed))
+    *seen, said = killed_at_random(model, args.kills, args.seed)
+    found = summary(*seen)
     for name, value in found.items():
         print(f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value}")
-    return int(bool(found["failed otherwise"] or found["wrong texts"] or found["processes left"]))
+    is_wrong = bool(found["failed otherwise"] or found["wrong texts"] or found["processes left"])
+    if is_wrong:
+        print(said[-20000:], file=sys.stderr)
+    return int(is_wrong)
 
 
 if __name__ == "__main__":
