@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from pyhobbit.settings.config import Setting
 
 _CONTEXT = EngineConfig.contexts[1]  # the least of a server
-# Defaults of its own leave experts no room (the largest context, 8 GiB of old prompts) or let any page ask.
-_CHANGED = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0", "--metrics": None, "--cors-origins": "localhost"}
+# Defaults of its own leave experts no room (the largest context, 8 GiB of old prompts) ...
+_CHANGED = {"--ctx-size": str(_CONTEXT), "--cache-ram": "0"}
+# ... or let any page ask.
+_LISTENING = {"--metrics": None, "--cors-origins": "localhost"}
 _CONTINUES = "{% for message in messages %}{{ message.content }}{% endfor %}"  # it would take ChatML
 _CHECKPOINTS, _SLOTS = "32", 4  # its own defaults; checkpoints are those of each slot
 # Shown in our help; all others are passed on as well.
@@ -53,10 +55,7 @@ _PASSED_ON = {
     "--port": ("PORT", f"port to listen on (default: {server_flags.PORT})"),
     "--api-key": ("KEY", "key that clients must send (default: none)"),
     "--parallel": ("N", "requests computed at the same time; they share cache and context (default: 4)"),
-    "--ctx": (
-        "N",
-        f"tokens of context, for all requests (default: {_CONTEXT} to {EngineConfig.contexts[-1]})",
-    ),
+    "--ctx": ("N", f"tokens of context, of all slots (default: {_CONTEXT} to {EngineConfig.contexts[-1]})"),
     "--threads": ("N", "for computing (default: one per core)"),
 }
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
@@ -169,10 +168,7 @@ def converse(args: argparse.Namespace, model: Path, asked: Sequence[str]) -> NoR
     given = [(flag, str(found)) for name, flag in flags.items() if (found := getattr(args, name)) is not None]
     args.model, args.hf_repo, args.keep_slots, args.calibrate_idle = model, None, None, None
     args.passed_on = ["--parallel", "1", *(each for pair in given for each in pair)]
-    arguments = [each for each in _arguments_of_model(args, listens=False) if each != "--metrics"]
-    for name in ("--alias", "--cors-origins"):
-        arguments = server_flags.without(name, arguments)[0]
-    become([str(TERMINAL), *arguments, *asked])
+    become([str(TERMINAL), *_arguments_of_model(args, listens=False), *asked])
 
 
 def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> list[str]:
@@ -231,7 +227,7 @@ def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[
     _report(model, plan, cache, others)
     cached = plan is not None and plan.info.cached
     arguments = ["-m", str(model)]
-    if value("--alias", args.passed_on) is None:
+    if listens and value("--alias", args.passed_on) is None:
         arguments += ["--alias", f"{model_stem(model)},{model_stem(model)}{EXACT}"]
     if plan is None or cached:
         arguments += _no_warmup(args.passed_on)
@@ -240,7 +236,7 @@ def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[
     if plan is not None and plan.head:
         settings["hobbit.further"] = plan.head
         args.passed_on += ["--batch-size", str(n_batch)]  # the head takes memory for each token of it
-    return [*arguments, *server_arguments(settings, n_batch, args.passed_on)]
+    return [*arguments, *server_arguments(settings, n_batch, args.passed_on, listens)]
 
 
 def _no_warmup(passed_on: Sequence[str]) -> list[str]:
@@ -325,7 +321,7 @@ def _names_model(passed_on: Sequence[str]) -> bool:
 
 
 def server_arguments(
-    settings: "Mapping[str, Setting]", n_batch: int | None, passed_on: Sequence[str]
+    settings: "Mapping[str, Setting]", n_batch: int | None, passed_on: Sequence[str], listens: bool = True
 ) -> list[str]:
     """All arguments but the model: settings, defaults, and what was passed on. n_batch: None is theirs."""
     if value("--ctx-checkpoints", passed_on) is not None:
@@ -333,7 +329,7 @@ def server_arguments(
     passed_on, given = server_flags.without("--override-kv", passed_on)
     overrides = [*_overrides(settings, given), *given]
     arguments = ["--override-kv", ",".join(overrides)] if overrides else []
-    for name, default in _CHANGED.items():
+    for name, default in (_CHANGED | _LISTENING if listens else _CHANGED).items():
         if value(name, passed_on) is None:
             arguments += [name] if default is None else [name, default]
     if n_batch is not None:
