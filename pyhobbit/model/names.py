@@ -70,8 +70,8 @@ def check_model_file(path: Path) -> None:
         head = file_names.read_head(path)
     except FileNotFoundError:
         hint = suggestion(path.parent, path.name)
-        if ":" in path.name:
-            hint = "; pyhobbit list shows models, and on Hugging Face they are called USER/NAME[:QUANT]"
+        if ":" in path.name or not path.suffix:  # may be meant as a name
+            hint += "; pyhobbit list shows models, and on Hugging Face they are called USER/NAME[:QUANT]"
         gone = "is a link to a file that is gone; pull it again"
         raise HobbitError(f"{path} {gone if path.is_symlink() else f'does not exist{hint}'}") from None
     except OSError as e:

@@ -86,6 +86,9 @@ def test_other_names_are_not_theirs(name: str, home: Path) -> None:
     assert other_programs.find(name) is None
 
 
-def test_a_name_that_nobody_has_says_where_to_look(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "qwen3:30b"]) == 1
-    assert "qwen3:30b does not exist; pyhobbit list shows models, and on Hugging" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["qwen3:30b", "qwen3"])
+def test_a_name_that_nobody_has_says_where_to_look(
+    name: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", name]) == 1
+    assert f"{name} does not exist; pyhobbit list shows models, and on Hugging" in capsys.readouterr().err
