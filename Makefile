@@ -26,6 +26,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := python -m pip install --quiet
 # Versions and hashes of all packages but torch: requirements/ has one list per purpose, written by `make requirements`.
 PINNED := $(PIP) --require-hashes --no-build-isolation
+# the stock and the patched llama.cpp share most object files
+CCACHE := command -v ccache >/dev/null || $(PINNED) --requirement requirements/ccache.txt || echo 'going on without ccache, which would save minutes' >&2
 # A build says how far it is, and its log holds the rest.
 export NINJA_STATUS := [%p] $()
 PROGRESS = 2>&1 | tee build/log.txt | sed -un -e 's/^ *\[ *\([0-9]*0%\)\].*/   \1 built/p' -e '/error:/p' | stdbuf -oL uniq \
@@ -111,6 +113,7 @@ SOURCES := $(CMAKE_FILES) $(NATIVE_SOURCES) pyproject.toml $(GPU:%=build/%/.tool
 	$(PYTHON) -m venv .venv
 	$(PINNED) --requirement requirements/build.txt
 	$(PINNED) --requirement requirements/use.txt
+	@$(CCACHE)
 	@$(EDITABLE) $(PROGRESS)
 	rm -rf build/*/vendor/llama.cpp/tools/ui/ui-src/node_modules
 	rm -f .venv/.pyhobbit*
@@ -127,6 +130,7 @@ build/.web-page:
 	.ci/deps
 	$(PYTHON) -m venv .venv
 	$(PINNED) --requirement requirements/build.txt --requirement requirements/tools.txt
+	@$(CCACHE)
 	touch $@
 
 # llama-cpp-python comes from the file that vendor/unpack.py has verified, without a native build of its own. Torch has a
@@ -153,7 +157,8 @@ $(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake
     $(GPU:%=build/%/.tools)
 	@echo '== llama.cpp without our patches'
 	python vendor/unpack.py --lock $(LOCK) --stock $(STOCK)/vendor/llama.cpp
-	cmake -S cmake/stock -B $(STOCK)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK)) $(OPTIONS_$(GPU):%=-D%)
+	ln -sf ../../cmake/stock/CMakeLists.txt $(STOCK) # beside the sources: unity builds then name them as ours do
+	cmake --fresh -S $(STOCK) -B $(STOCK)/build/release -DHOBBIT_LOCK=$(abspath $(LOCK)) $(OPTIONS_$(GPU):%=-D%)
 	cmake --build $(STOCK)/build/release $(if $(GPU),--target llama --target llama-common) $(PROGRESS)
 	ln -sfn build/release/bin $(STOCK)/bin
 	touch $@
@@ -397,7 +402,7 @@ soak: build
 RESOLVE := uv pip compile pyproject.toml --quiet --universal --python-version 3.10 --generate-hashes --no-header
 requirements: .venv/.tools
 	$(RESOLVE) --extra test --group build --group tools --group beside-torch --output-file requirements/test.txt
-	for list in build tools; do \
+	for list in build ccache tools; do \
 	    $(RESOLVE:pyproject.toml=) --group $$list --constraint requirements/test.txt --output-file requirements/$$list.txt; done
 	$(RESOLVE) --constraint requirements/test.txt --output-file requirements/use.txt
 

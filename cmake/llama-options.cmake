@@ -89,6 +89,14 @@ function(hobbit_compile_programs_fast)
     get_target_property(folder llama SOURCE_DIR)
     file(GLOB memories ${folder}/llama-kv-cache*.cpp ${folder}/llama-memory*.cpp)
     set_source_files_properties(${memories} TARGET_DIRECTORY llama PROPERTIES SKIP_UNITY_BUILD_INCLUSION OFF)
+
+    # sources with patches alone, so that the others are the same objects in both trees
+    file(GLOB patches ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../patches/*.patch)
+    foreach(patch IN LISTS patches)
+        file(STRINGS ${patch} patched REGEX "^[+][+][+] b/(common|src)/.*[.]cpp")
+        list(TRANSFORM patched REPLACE ".* b" "${folder}/..")
+        set_source_files_properties(${patched} TARGET_DIRECTORY llama llama-common PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endforeach()
 endfunction()
 
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
@@ -137,7 +145,10 @@ function(hobbit_add_our_files)
     set(bridge ${root}/llama_ext/bridge)
     set(server ${root}/llama_ext/server)
     set(plan ${root}/llama_ext/plan)
+    get_target_property(src llama SOURCE_DIR)
     set(sources ${bridge}/llama-hobbit.cpp ${bridge}/llama-hobbit-guard.cpp ${plan}/llama-plan.cpp)
+    set_source_files_properties(${src}/llama.cpp ${src}/llama-model.cpp ${src}/llama-model-loader.cpp ${src}/llama-graph.cpp
+        ${src}/llama-context.cpp ${src}/llama-quant.cpp TARGET_DIRECTORY llama PROPERTIES COMPILE_OPTIONS "-include;llama-hobbit.h")
     target_sources(llama PRIVATE ${sources})
     set_source_files_properties(${sources} TARGET_DIRECTORY llama PROPERTIES
         SKIP_UNITY_BUILD_INCLUSION ON INCLUDE_DIRECTORIES $<TARGET_PROPERTY:ggml-base,SOURCE_DIR>)

@@ -10,6 +10,8 @@
 
 static thread_local int llama_hobbit_n_guards = 0; // guards of this thread
 
+thread_local hobbit_model * llama_hobbit_guard::loaded = nullptr;
+
 static std::mutex            llama_hobbit_mutex;
 static ggml_abort_callback_t llama_hobbit_previous = nullptr; // under the mutex; for threads without a guard
 
@@ -41,5 +43,5 @@ llama_hobbit_guard::llama_hobbit_guard() {
 }
 
 llama_hobbit_guard::~llama_hobbit_guard() {
-    --llama_hobbit_n_guards;
+    loaded = --llama_hobbit_n_guards > 0 ? loaded : nullptr;
 }

@@ -23,10 +23,6 @@ void llama_hobbit_deleter::operator()(hobbit_model * model) const {
     hobbit_unref(model);
 }
 
-void llama_hobbit_deleter::operator()(hobbit_context * context) const {
-    hobbit_close_context(context);
-}
-
 static void llama_hobbit_check_type(const llama_model_kv_override & kv, int type) {
     static const char * const names[] = { "int", "float", "bool", "str" };
     if (int(kv.tag) != type) {
@@ -114,7 +110,7 @@ static void llama_hobbit_check_override(const gguf_context * metadata, const lla
 }
 
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
-    ml.hobbit = model;
+    llama_hobbit_guard::loaded = model;
     if (!model) {
         return;
     }
@@ -139,7 +135,8 @@ void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
 }
 
 void llama_hobbit_place_layers(const llama_model & lm) {
-    if (!lm.hobbit) {
+    hobbit_model * model = llama_model_expert_cache(&lm);
+    if (!model) {
         return;
     }
     std::vector<ggml_backend_dev_t> devs(lm.hparams.n_layer_all);
@@ -148,18 +145,19 @@ void llama_hobbit_place_layers(const llama_model & lm) {
         devs[il]   = lm.dev_layer(il);
         n_used[il] = lm.hparams.n_expert_used(il);
     }
-    hobbit_set_experts_used(lm.hobbit.get(), n_used.data(), n_used.size());
+    hobbit_set_experts_used(model, n_used.data(), n_used.size());
     if (lm.hparams.n_layer_nextn == 0) { // the file lacks the draft block that its metadata name
-        hobbit_set_run_blocks(lm.hobbit.get(), UINT32_MAX);
+        hobbit_set_run_blocks(model, UINT32_MAX);
     }
     char       err[1024];
     const bool can_repeat = !llama_model_is_recurrent(&lm) && !llama_model_is_hybrid(&lm);
-    if (!hobbit_place_layers(lm.hobbit.get(), devs.data(), devs.size(), can_repeat, err, sizeof(err))) {
+    if (!hobbit_place_layers(model, devs.data(), devs.size(), can_repeat, err, sizeof(err))) {
         throw std::runtime_error(err);
     }
 }
 
-ggml_backend_buffer_type_t llama_hobbit_buft(hobbit_model * model, ggml_op op, const std::string & name, int block) {
+ggml_backend_buffer_type_t llama_hobbit_buft(ggml_op op, const std::string & name, int block) {
+    hobbit_model * model = llama_hobbit_guard::loaded;
     if (!model) {
         return nullptr;
     }
@@ -216,16 +214,27 @@ void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, const
     }
 }
 
-llama_hobbit_batch::llama_hobbit_batch(hobbit_context * context, const llama_ubatch & ubatch, bool can_repeat) :
-    context_(context) {
-    if (!context) {
+// Every llama_context is one. The handle comes first, so that it is closed last.
+struct llama_hobbit_handle {
+    hobbit_context * hobbit = nullptr; // thresholds of the expert cache, if any
+
+    ~llama_hobbit_handle() { hobbit_close_context(hobbit); }
+};
+
+struct llama_hobbit_own_context : llama_hobbit_handle, llama_context {
+    using llama_context::llama_context;
+};
+
+llama_hobbit_batch::llama_hobbit_batch(const llama_context & lctx, const llama_ubatch & ubatch, bool can_repeat) :
+    context_(llama_expert_cache_context(&lctx)) {
+    if (!context_) {
         return;
     }
     std::vector<int32_t> seqs(ubatch.n_tokens);
     for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
         seqs[i] = ubatch.seq_id[i][0];
     }
-    hobbit_begin_batch(context, ubatch.n_tokens, seqs.data(), ubatch.pos, ubatch.output, can_repeat);
+    hobbit_begin_batch(context_, ubatch.n_tokens, seqs.data(), ubatch.pos, ubatch.output, can_repeat);
 }
 
 llama_hobbit_batch::~llama_hobbit_batch() {
@@ -268,11 +277,11 @@ int32_t llama_hobbit_status(ggml_backend_sched_t sched) {
 }
 
 hobbit_model * llama_model_expert_cache(const llama_model * model) {
-    return model->hobbit.get();
+    return llama_hobbit_of(*model).get();
 }
 
 hobbit_context * llama_expert_cache_context(const llama_context * ctx) {
-    return ctx->hobbit.get();
+    return static_cast<const llama_hobbit_own_context *>(ctx)->hobbit;
 }
 
 static hobbit_gating llama_hobbit_gating(const llama_hparams & hparams) {
@@ -348,9 +357,9 @@ static void llama_hobbit_check_graph(const llama_context & lctx) {
     }
 }
 
-static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & lctx) {
+static hobbit_context * llama_hobbit_open_context(const llama_context & lctx) {
     const llama_model & lm    = lctx.get_model();
-    hobbit_model *      model = lm.hobbit.get();
+    hobbit_model *      model = llama_model_expert_cache(&lm);
     if (!model || lm.hparams.no_alloc || lm.hparams.vocab_only) {
         return nullptr;
     }
@@ -374,14 +383,14 @@ static llama_hobbit_context_ptr llama_hobbit_open_context(const llama_context & 
                              &context, err, sizeof(err))) {
         throw std::runtime_error(err);
     }
-    return llama_hobbit_context_ptr(context);
+    return context;
 }
 
 llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_context_params & params) {
-    std::unique_ptr<llama_context> ctx;
+    std::unique_ptr<llama_hobbit_own_context> ctx;
     {
         const llama_hobbit_guard guard;
-        ctx.reset(new llama_context(lm, params));
+        ctx.reset(new llama_hobbit_own_context(lm, params));
     }
     llama_hobbit_check_graph(*ctx);
     ctx->hobbit = llama_hobbit_open_context(*ctx);
@@ -389,4 +398,8 @@ llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_con
         hobbit_share_queues(ctx->get_sched());
     }
     return ctx.release();
+}
+
+void llama_hobbit_free_context(llama_context * ctx) {
+    delete static_cast<llama_hobbit_own_context *>(ctx);
 }

@@ -22,11 +22,9 @@ struct llama_ubatch;
 
 struct llama_hobbit_deleter {
     void operator()(hobbit_model * model) const;
-    void operator()(hobbit_context * context) const;
 };
 
-using llama_hobbit_ptr         = std::unique_ptr<hobbit_model, llama_hobbit_deleter>;
-using llama_hobbit_context_ptr = std::unique_ptr<hobbit_context, llama_hobbit_deleter>;
+using llama_hobbit_ptr = std::unique_ptr<hobbit_model, llama_hobbit_deleter>;
 
 // While one exists, a check of llama.cpp's or ggml's own that fails in its thread throws std::runtime_error in place of
 // ending the process: a damaged header is an error of its model alone. For code that the caller leaves by an exception
@@ -37,6 +35,7 @@ class llama_hobbit_guard {
   public:
     llama_hobbit_guard();
     ~llama_hobbit_guard();
+    static thread_local hobbit_model * loaded; // by llama_hobbit_attach()
 
     llama_hobbit_guard(const llama_hobbit_guard &)             = delete;
     llama_hobbit_guard & operator=(const llama_hobbit_guard &) = delete;
@@ -58,16 +57,18 @@ llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params
 // The path of a model's first part; see hobbit_first_part.
 std::string llama_hobbit_first_part(const std::string & fname);
 
-// Lets the loader use the cache, which may be null. Removes the tensors of further tiers from the loader, because no
-// architecture creates them. Throws where an override of metadata would be ignored or cut, and warns of overrides that
-// are for another architecture.
+// The model's cache, if any. Headers that llama.cpp's models include have no patch: they are compiled once for both.
+llama_hobbit_ptr & llama_hobbit_of(const llama_model & lm);
+
+// Lets the loader use the cache, which may be null, while the thread's guard exists. Removes the tensors of further
+// tiers, because no architecture creates them. Throws where an override of metadata would be ignored or cut.
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model);
 
 // Tells the cache which device has which layer, and how many experts its tokens use.
 void llama_hobbit_place_layers(const llama_model & lm);
 
-// The buffer type that the cache chooses for a weight used by `op`, null where it chooses none.
-ggml_backend_buffer_type_t llama_hobbit_buft(hobbit_model * model, ggml_op op, const std::string & name, int block);
+// The buffer type that the attached cache chooses for a weight used by `op`, null where it chooses none.
+ggml_backend_buffer_type_t llama_hobbit_buft(ggml_op op, const std::string & name, int block);
 
 // Returns true if the tensor's data stays on disk.
 bool llama_hobbit_is_remote(const ggml_tensor * tensor);
@@ -97,12 +98,13 @@ void llama_hobbit_attach_router(ggml_context * ctx, ggml_tensor * weights, const
 // Constructs a context. Refuses a graph that the CPU would end the process for. Hands over the routers, and sizes the
 // pools when all else is allocated. Throws std::runtime_error.
 llama_context * llama_hobbit_new_context(const llama_model & lm, const llama_context_params & params);
+void            llama_hobbit_free_context(llama_context * ctx);
 
-// One batch, for the time in which it is computed; other contexts of the model wait. `context` may be null.
+// One batch, for the time in which it is computed; other contexts of the model wait.
 class llama_hobbit_batch {
   public:
     // Records of use are kept by sequence. `can_repeat`: the caller asks repeats().
-    llama_hobbit_batch(hobbit_context * context, const llama_ubatch & ubatch, bool can_repeat);
+    llama_hobbit_batch(const llama_context & lctx, const llama_ubatch & ubatch, bool can_repeat);
     ~llama_hobbit_batch();
 
     llama_hobbit_batch(const llama_hobbit_batch &)             = delete;

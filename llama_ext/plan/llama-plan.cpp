@@ -14,6 +14,9 @@
 #include <memory>
 #include <stdexcept>
 
+// the bridge's
+extern "C" LLAMA_API hobbit_model * llama_model_expert_cache(const llama_model * model);
+
 // repacked weights lie in a buffer type of the CPU that is not a host buffer type
 static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
     ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
@@ -105,7 +108,7 @@ llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx) {
             sum.device_compute += size.compute / llama_hobbit_times_counted(lctx, buft);
         }
     }
-    if (!model.hobbit) { // files are mapped with what nobody uses, such as a draft head
+    if (!llama_model_expert_cache(&model)) { // files are mapped with what nobody uses, such as a draft head
         sum.weights += model.size() - std::min<uint64_t>(model.size(), placed);
     }
     sum.weights += llama_hobbit_vocabulary_bytes(model.vocab);
@@ -173,7 +176,7 @@ class planner {
             n_ctx = is_good(own, of(choice_.contexts[i - 1], n_batch)) ? choice_.contexts[i - 1] : n_ctx;
         }
         const needs narrow = of(n_ctx, n_batch);
-        bool        pays   = model_->hobbit && narrow.fits && !narrow.plan.pools.holds_all;
+        bool        pays   = llama_model_expert_cache(model_) && narrow.fits && !narrow.plan.pools.holds_all;
         for (size_t i = 0; pays && i < choice_.n_batches; i++) {
             const uint32_t n = std::max(n_batch, std::min(choice_.batches[i], n_ctx));
             pays             = of(n_ctx, n).fits && spares(narrow, last_);
@@ -206,7 +209,7 @@ class planner {
     }
 
     bool is_good(const needs & own, const needs & larger) const {
-        if (!model_->hobbit) {
+        if (!llama_model_expert_cache(model_)) {
             const double free = double(choice_.available) - double(own.plan.weights);
             return larger.fits && larger.of_context() <= free / 2;
         }
@@ -237,10 +240,11 @@ class planner {
         } catch (const std::exception & e) {
             last_.error = e.what();
         }
-        if (char err[4096] = ""; last_.fits && model_->hobbit) {
-            hobbit_set_snapshot_size(model_->hobbit.get(), plan.snapshot);
-            last_.fits  = hobbit_plan_pools(model_->hobbit.get(), plan.weights + plan.context + plan.compute,
-                                            params_.n_ubatch, &plan.pools, err, sizeof(err));
+        hobbit_model * cache = llama_model_expert_cache(model_);
+        if (char err[4096] = ""; last_.fits && cache) {
+            hobbit_set_snapshot_size(cache, plan.snapshot);
+            last_.fits  = hobbit_plan_pools(cache, plan.weights + plan.context + plan.compute, params_.n_ubatch,
+                                            &plan.pools, err, sizeof(err));
             last_.error = err;
         }
     }

@@ -21,6 +21,10 @@
 #include <malloc.h>
 #endif
 
+// Patches add a hook with a text's size, and the samples that an audio file says that it has at the model's rate, or 0.
+extern void (*common_before_tokenize)(size_t n_bytes);
+uint64_t mtmd_helper_n_samples(const mtmd_context * ctx, const unsigned char * buf, size_t len);
+
 // The memory of requests. With an expert cache all of them together keep to hobbit.requests: they wait for each other,
 // and what could never fit is refused.
 
