@@ -201,17 +201,9 @@ def test_an_answer_goes_on_while_a_long_prompt_is_read(model: Path, tmp_path: Pa
 
 
 def test_a_stream_tells_how_far_its_prompt_is(tmp_path: Path) -> None:
-    n = 20_000  # one pass, which takes many seconds
-    options = (
-        "--override-kv",
-        f"llama.context_length=int:{n}",
-        "--ctx-size",
-        n,
-        "--parallel",
-        1,
-        "--batch-size",
-        n,
-    )
+    n = 9000  # one pass of one thread, which takes many seconds
+    context = ("--override-kv", f"llama.context_length=int:{n}", "--ctx-size", n, "--batch-size", n)
+    options = (*context, "--parallel", 1, "--threads", 1)
     body = {"prompt": [65] * (n - 100), "n_predict": 1, "stream": True, "return_progress": True}
     with (
         serving(models.tiny(), tmp_path / "log", "--pools", "3M", *options) as server,
