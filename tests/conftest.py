@@ -5,11 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import forked
 import logits
 import modelled
 import models
@@ -18,6 +19,7 @@ import rpc_server
 from built import MECHANISMS
 from exactness import SHORT_PLANS
 
+from pyhobbit.convert import checkpoint
 from pyhobbit.settings.papers import PAPERS
 
 # A run in the background may have been told to ignore these; so would the programs that the tests interrupt.
@@ -58,12 +60,17 @@ def run_pyhobbit(tmp_path_factory: pytest.TempPathFactory) -> RunPyhobbit:
     folder = tmp_path_factory.mktemp("cwd")
 
     def run(*args: object, stdin: str = "", timeout: float = 900) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "pyhobbit", *map(str, args)]
-        return subprocess.run(
-            command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=timeout
-        )
+        return forked.PYHOBBIT.run(args, stdin, timeout, folder)
 
     return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _converter_is_forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        known = {"Popen": forked.start_converter, "TimeoutExpired": subprocess.TimeoutExpired}
+        monkeypatch.setattr(checkpoint, "subprocess", SimpleNamespace(**known))
+        yield
 
 
 @pytest.fixture(scope="session")

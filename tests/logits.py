@@ -28,6 +28,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 
 from bench.harness.worker import know_newer_fields
@@ -37,6 +38,7 @@ from pyhobbit.settings.overrides import kv_overrides
 ROOT = Path(__file__).resolve().parent.parent
 # this Python, or a command that runs that of another machine
 PYTHON = shlex.split(os.environ.get("LOGITS_PYTHON", shlex.quote(sys.executable)))
+FORKED = forked.Program("logits:main", __file__, ["cffi", "jinja2.sandbox", "logits"], ROOT / "tests")
 N_THREADS = int(os.environ.get("LOGITS_THREADS", "2"))
 N_CTX = 1024
 TIMEOUT_S = int(os.environ.get("LOGITS_TIMEOUT_S", "900"))
@@ -115,7 +117,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
-        command = [*PYTHON, __file__, "--lib-dir", lib_dir, "--model", model, "--out", out]
+        command = ["--lib-dir", lib_dir, "--model", model, "--out", out]
         command += ["--plans", json.dumps({name: asdict(plan) for name, plan in plans.items()})]
         command += ["--overrides", json.dumps(overrides or {})]
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
@@ -123,9 +125,13 @@ def run(
         command += ["--modelled", modelled] if modelled else []
         timeout = GPU_TIMEOUT_S if gpu else TIMEOUT_S
         variables = os.environ | (GPU_ENVIRONMENT if gpu else {}) | (environment or {})
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, env=variables
-        )
+        if [sys.executable] == PYTHON:
+            done = FORKED.run(command, timeout=timeout, env=variables)
+        else:
+            command = [*PYTHON, __file__, *command]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout, check=False, env=variables
+            )
         if done.returncode:
             raise RunError(f"{model.name}, {lib_dir}, exit {done.returncode}: {done.stderr[-4000:]}")
         with np.load(out) as arrays:

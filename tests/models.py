@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import random_moe
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
@@ -122,7 +123,9 @@ def tiny_experts(kind: str) -> Path:
 
 def convert(*arguments: str | Path) -> None:
     """Whatever the sizes are; the output stores no thresholds, so that it runs all high."""
-    _call(sys.executable, "-m", "pyhobbit", "convert", "--force", "--set", "t1=1", *arguments)
+    done = forked.PYHOBBIT.run(["convert", "--force", "--set", "t1=1", *arguments], timeout=TIMEOUT_S)
+    if done.returncode:
+        raise RuntimeError(f"convert {arguments} exited with {done.returncode}:\n{done.stderr[-4000:]}")
 
 
 @_once

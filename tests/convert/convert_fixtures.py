@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import forked
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
@@ -113,5 +114,7 @@ def write_imatrix(path: Path, importance: dict[str, np.ndarray], counts: Sequenc
 
 
 def run_converter(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    if not options:
+        return forked.PYHOBBIT.run(["convert", *arguments], timeout=300)
     command = [*CONVERT, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""Runs of programs in Python, as forks of a process that has imported what they import.
+
+A test run starts some of them a thousand times, and imports are most of such a start. Libraries of llama.cpp
+are not loaded before the fork: each run loads its own, in its own environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+
+class Running:
+    """A run that has begun: as much of subprocess.Popen as its callers need."""
+
+    def __init__(self, parent: subprocess.Popen[bytes], asked: Mapping[str, Any]) -> None:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        self.returncode: int | None = None
+        self._asked, self._told = asked, parent.stdout
+        parent.stdin.write(f"{json.dumps(asked)}\n".encode())
+        self.pid = int(self._told.readline())
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status. Raises TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self._asked["args"], timeout or 0)
+            self.returncode = int(self._told.readline())
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Program:
+    """MODULE:FUNCTION that returns an exit status, or "" and a script, run as if by `python FILE`.
+
+    imports: modules of Python that it needs. path: the first place where it looks for modules; "" is none.
+    """
+
+    def __init__(self, main: str, file: str | Path, imports: Sequence[str], path: str | Path = "") -> None:
+        self._command = (sys.executable, "-P", __file__, str(path), main, str(file), *imports)
+
+    def start(
+        self, args: Sequence[object], files: Sequence[str], cwd: Path, env: Mapping[str, str]
+    ) -> Running:
+        """Begins a run. files: paths of its standard input, output and error output."""
+        early = sorted(each for each in env.items() if _is_early(each[0]))
+        asked = {"args": [*map(str, args)], "files": files, "cwd": str(cwd), "env": {**env}}
+        return Running(_parent(self._command, *early), asked)
+
+    def run(
+        self,
+        args: Sequence[object],
+        stdin: str = "",
+        timeout: float = 900,
+        cwd: Path | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> subprocess.CompletedProcess[str]:
+        """Waits for a run's end, as subprocess.run() with captured output does."""
+        with tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
+            files[0].write_text(stdin)
+            running = self.start(args, [*map(str, files)], cwd or Path.cwd(), env)
+            try:
+                status = running.wait(timeout)
+            except BaseException:
+                running.kill()
+                running.wait()
+                raise
+            out, err = (each.read_text() for each in files[1:])
+        return subprocess.CompletedProcess([*map(str, args)], status, out, err)
+
+
+PYHOBBIT = Program(
+    "pyhobbit.cli.main:main",
+    "pyhobbit",
+    ["diskcache", "gguf", "jinja2.sandbox", "numpy", "pyhobbit.cli.verbs", "pyhobbit.model.options_file"],
+)
+
+
+def start_converter(
+    command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str]
+) -> Running:
+    """Begins run_converter.py as subprocess.Popen(command) does; it needs torch and transformers."""
+    script = Path(command[1])
+    program = Program("", script, ["torch", "conversion.base"], script.parent)
+    files = [os.devnull, *(f"/proc/{os.getpid()}/fd/{each.fileno()}" for each in (stdout, stderr))]
+    return program.start(command[2:], files, Path.cwd(), env)
+
+
+def _is_early(name: str) -> bool:
+    """True for variables that are read before any line of Python."""
+    return name.startswith(("LD_", "MALLOC_", "GLIBC_", "PYTHON"))
+
+
+@functools.cache
+def _parent(command: tuple[str, ...], *early: tuple[str, str]) -> subprocess.Popen[bytes]:
+    env = {name: value for name, value in os.environ.items() if not _is_early(name)} | dict(early)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(  # without a buffer: select() then sees each line
+        command, env=env, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True
+    )
+    atexit.register(process.communicate)  # it ends with its input
+    return process
+
+
+def _become(asked: Mapping[str, Any], file: str) -> None:
+    """Makes this process one that was started so."""
+    for number, path in enumerate(asked["files"]):
+        opened = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    sys.argv = [file, *asked["args"]]
+
+
+def _fork(path: str, main: str, file: str, *imports: str) -> int:
+    """Forks for each line of standard input, and writes process and status; in a fork the status itself."""
+    sys.path[:0] = [path] if path else []
+    with contextlib.suppress(ImportError):  # the run says so
+        for name in imports:
+            importlib.import_module(name)
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            _become(json.loads(line), file)
+            module, _, name = main.partition(":")
+            if module:
+                return getattr(importlib.import_module(module), name)()
+            runpy.run_path(file, run_name="__main__")
+            return 0
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_fork(*sys.argv[1:]))
