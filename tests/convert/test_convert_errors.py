@@ -287,7 +287,7 @@ def test_interruption_leaves_no_file(tmp_path: Path, number: signal.Signals) -> 
     model = write_moe(tmp_path / "model.gguf", n_ff=4096)
     command = [*CONVERT, "--low", "iq3_s", str(model)]  # the slowest type: many seconds
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not list(tmp_path.glob(".model-hobbit.gguf.*.tmp")):
+        while not any(each.stat().st_size for each in tmp_path.glob(".model-hobbit.gguf.*.tmp")):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
