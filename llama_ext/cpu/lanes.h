@@ -10,6 +10,7 @@
 #include "simd-mappings.h"
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HAS_ROW_LANES
@@ -46,6 +47,22 @@ namespace {
 
 typedef int32_t int_lanes __attribute__((vector_size(4 * LANES)));
 typedef float   float_lanes __attribute__((vector_size(4 * LANES)));
+
+// Adds products of unsigned bytes u and signed bytes a to sums. With VNNI a sum has 32 bits and four products, else 16
+// bits and two.
+inline int_lanes dot(int_lanes sums, int_lanes u, int_lanes a) {
+    return (int_lanes) DPBUSD((int_vector) sums, (int_vector) u, (int_vector) a);
+}
+
+inline float_lanes multiply_add(int_lanes sum, float_lanes scale, float_lanes acc) {
+    return (float_lanes) LANES_INTRINSIC(fmadd_ps)(LANES_INTRINSIC(cvtepi32_ps)((int_vector) sum), scale, acc);
+}
+
+inline int_lanes four_values(const int8_t * p) {
+    int32_t x;
+    memcpy(&x, p, sizeof(x));
+    return int_lanes{} + x;
+}
 
 } // namespace
 #endif

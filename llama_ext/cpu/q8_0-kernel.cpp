@@ -93,12 +93,6 @@ void rearrange(weights & w, const block_q8_0 * const * p, int64_t first, int n, 
     }
 }
 
-inline int_lanes four_values(const int8_t * p) {
-    int32_t x;
-    memcpy(&x, p, sizeof(x));
-    return int_lanes{} + x;
-}
-
 // Adds the products of n blocks and T rows of activations.
 template <int T>
 inline void multiply(const weights & w, const activations & y, int row, int64_t n_blocks, int64_t first, int n,
@@ -119,8 +113,7 @@ inline void multiply(const weights & w, const activations & y, int row, int64_t 
             for (int t = 0; t < T; t++) {
                 const int_lanes x = four_values(y.values[row + t][first + b].qs + 4 * j);
                 const int_lanes s = int_lanes{} + y.sums[(row + t) * n_blocks + first + b][j];
-                const auto      q = DPBUSD((int_vector) s, (int_vector) u, (int_vector) x);
-                sum[t][j] = (float_lanes) LANES_INTRINSIC(fmadd_ps)(d[t], LANES_INTRINSIC(cvtepi32_ps)(q), sum[t][j]);
+                sum[t][j]         = multiply_add(dot(s, u, x), d[t], sum[t][j]);
             }
         }
     }

@@ -18,12 +18,6 @@
 
 namespace {
 
-// Adds products of unsigned bytes u and signed bytes a to sums. With VNNI a sum has 32 bits and four products, else 16
-// bits and two.
-inline int_lanes dot(int_lanes sums, int_lanes u, int_lanes a) {
-    return (int_lanes) DPBUSD((int_vector) sums, (int_vector) u, (int_vector) a);
-}
-
 // The columns whose products fit into a sum, if weights are at most `most`.
 constexpr int columns_of_sum(int most) {
     return HAS_VNNI || 16 * most * 128 <= INT16_MAX ? 32 : 16;
@@ -37,16 +31,6 @@ inline int_lanes add_pairs(int_lanes sums, int_lanes a, int_lanes b) {
 // Each lane's sum in 32 bits, times a scale of at most 15 bits.
 inline int_lanes scaled(int_lanes sums, int_lanes scale) {
     return HAS_VNNI ? sums * scale : add_pairs(int_lanes{}, sums, scale | scale << 16);
-}
-
-inline float_lanes multiply_add(int_lanes sum, float_lanes scale, float_lanes acc) {
-    return (float_lanes) LANES_INTRINSIC(fmadd_ps)(LANES_INTRINSIC(cvtepi32_ps)((int_vector) sum), scale, acc);
-}
-
-inline int_lanes four_values(const int8_t * p) {
-    int32_t x;
-    memcpy(&x, p, sizeof(x));
-    return int_lanes{} + x;
 }
 
 //
