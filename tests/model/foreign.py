@@ -194,7 +194,7 @@ FOLDERS: Mapping[str, tuple[Make, str]] = {
         quantised(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
         "quantised already (bitsandbytes)",
     ),
-    "checkpoint, MLX": (checkpoint(_mlx), "quantised already (by MLX)"),
+    "checkpoint, MLX": (checkpoint(_mlx), "quantised already (MLX)"),
     "checkpoint of Mistral": (checkpoint(_mistral), "is in Mistral's own form"),
     "checkpoint of diffusers": (checkpoint(_diffusers), "is no Hugging Face checkpoint"),
 }
