@@ -29,6 +29,7 @@ for _signal, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 # Idle OpenMP threads of programs sleep: beside others, spinning costs several times the work itself.
 os.environ["OMP_WAIT_POLICY"] = "passive"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # they spin at each import of numpy, too
 
 
 TESTS = Path(__file__).resolve().parent

@@ -44,8 +44,9 @@ def run(command: Sequence[object], cgroup: Path | None = None, timeout_s: float 
         tempfile.NamedTemporaryFile("r") as report,
     ):
         measured = [sys.executable, "-S", "-c", _MEASURE, report.name, *joined]
+        users = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
         with subprocess.Popen(
-            measured, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            measured, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, env=users
         ) as process:
             try:
                 process.wait(timeout_s)
