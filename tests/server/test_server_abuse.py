@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -175,6 +176,46 @@ def test_what_nests_too_deep_is_a_bad_request(server: Server, body: dict[str, An
 def test_bodies_that_are_no_request_are_refused(server: Server, body: bytes) -> None:
     assert server.request("/completion", body).status == 400
     assert server.complete(n=1)
+
+
+_ASKED = {
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 1,
+    "stop": "z",
+    "tools": [],
+    "seed": 1,
+}
+_RAW = {"prompt": "x", "max_tokens": 1, "logprobs": 1, "echo": False, "logit_bias": [], "samplers": []}
+_OWN = {
+    "model": "m",
+    "options": {"num_predict": 1},
+    "stream": False,
+    "format": "",
+    "keep_alive": 5,
+    "think": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {**_RAW, "json_schema": {}, "hobbit": {}, "n_probs": 1, "grammar": ""}),
+        ("/v1/completions", _RAW),
+        ("/v1/chat/completions", {**_ASKED, "response_format": {}, "tool_choice": "auto", "logprobs": False}),
+        ("/v1/messages", {**_ASKED, "system": "x", "thinking": {}, "stop_sequences": []}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1, "instructions": "x", "reasoning": {}}),
+        ("/api/chat", {**_OWN, "messages": _ASKED["messages"], "tools": []}),
+        ("/api/generate", {**_OWN, "prompt": "x", "system": "x", "raw": False, "images": []}),
+    ],
+)
+def test_odd_values_are_no_failure_of_the_server(server: Server, path: str, body: dict[str, Any]) -> None:
+    odd = (None, True, -1, 2.5, 1e30, "x", [], {}, [None], {"a": 1})
+    for asked in (*odd, *({**body, name: value} for name in body for value in odd)):
+        answer = server.request(path, json.dumps(asked).encode())
+        assert answer.status in (200, 400), (asked, answer.text)
+        if answer.status == 400:
+            error = answer.json["error"]
+            assert isinstance(error if path.startswith("/api/") else error["message"], str)
 
 
 @pytest.mark.parametrize(

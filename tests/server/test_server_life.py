@@ -268,6 +268,13 @@ def test_errors(
         assert len(done.stderr.splitlines()) == 1
 
 
+def test_memory_is_no_remedy_for_an_absent_tier(run_pyhobbit: RunPyhobbit) -> None:
+    options = ("--memory", "300M", "--set", "t1=0.5", "--port", free_port())
+    done = run_pyhobbit("serve", models.tiny(), *options)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("has none: add them with pyhobbit convert, or leave t1 at 1")
+
+
 @pytest.mark.parametrize(("flag", "said"), [("--version", "version:"), ("--list-devices", "devices")])
 def test_some_options_need_no_model(run_pyhobbit: RunPyhobbit, flag: str, said: str) -> None:
     done = run_pyhobbit("serve", flag)
