@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t MAX_BREAKERS = 32, MAX_BREAKER = 40; // each is compared with the whole vocabulary
 constexpr size_t MAX_TRIGGER = 8192;                  // std::regex calls itself for each part of a pattern
-constexpr size_t PROBABILITY = 1400; // bytes in an answer, as measured: the token, and both its forms in JSON
+constexpr size_t PROBABILITY = 1400, PARSER = 300;    // bytes, as measured: a token in an answer, a part of a parser
 
 class bounds_hooks : public server_hooks {
   public:
@@ -27,10 +27,13 @@ class bounds_hooks : public server_hooks {
     }
 
     void request(task_params & params) override {
+        // std::regex may never end with a pattern of a client; chat templates have their own
+        const bool is_raw =
+            params.res_type == TASK_RESPONSE_TYPE_NONE || params.res_type == TASK_RESPONSE_TYPE_OAI_CMPL;
+        const auto last = is_raw ? COMMON_GRAMMAR_TRIGGER_TYPE_WORD : COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL;
         for (const auto & trigger : params.sampling.grammar_triggers) {
-            if (trigger.type < COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN ||
-                trigger.type > COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL) {
-                throw std::invalid_argument(string_format("there is no trigger of type %d", int(trigger.type)));
+            if (trigger.type < COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN || trigger.type > last) {
+                throw std::invalid_argument(string_format("a request has no trigger of type %d", int(trigger.type)));
             }
             if (trigger.value.size() > MAX_TRIGGER) {
                 throw std::invalid_argument(string_format("a trigger may have %zu bytes", MAX_TRIGGER));
@@ -70,8 +73,11 @@ class bounds_hooks : public server_hooks {
         const int32_t n_most   = params.n_predict < 0 ? n_ctx : std::min(params.n_predict, n_ctx);
         const int32_t n_tokens = params.stream ? 1 : n_most;
         const int32_t n_probs  = std::min<int32_t>(std::max(sampling.n_probs, 0), n_vocab_);
-        server_requests_hold_answer(uint64_t(n_probs) * n_tokens * PROBABILITY,
-                                    string_format("%d probabilities for each of %d tokens", n_probs, n_tokens));
+        const auto size = uint64_t(n_probs) * n_tokens * PROBABILITY + params.chat_parser_params.parser.size() * PARSER;
+        const auto copied = json{ { "own", params.to_json() }, { "fields", params.response_fields } };
+        server_requests_hold_answers(std::max(params.n_cmpl, 1), size, safe_json_to_str(copied),
+                                     string_format("%d probabilities for each of %d tokens, and the request's fields,",
+                                                   n_probs, n_tokens));
     }
 
     std::atomic<int32_t> n_ctx_{ 0 }, n_vocab_{ 0 }; // tokens of a slot and of the vocabulary

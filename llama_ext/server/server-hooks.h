@@ -252,7 +252,7 @@ uint64_t server_report_checkpoint_bytes();
 // Layers that were computed, and those of a graph that the cache computes; 0 without an expert cache.
 std::pair<double, int32_t> server_report_layers();
 
-// Waits for the memory of an answer of the request that this thread reads, which its response holds from then on.
-// An answer that could never fit is refused; the error begins with `what`. Without a bound on requests this does
-// nothing.
-void server_requests_hold_answer(uint64_t size, const std::string & what);
+// Waits for the memory of `n` answers to each text of the request that this thread reads, which its response holds from
+// then on: `size`, and that of `copied`, JSON. Answers that could never fit are refused; the error begins with `what`.
+// Without a bound on requests this does nothing.
+void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & copied, const std::string & what);

@@ -40,8 +40,8 @@ constexpr uint64_t PIXEL      = 8; // bytes while an image is decoded; twice tha
 constexpr uint64_t SAMPLE = 16, SILENCE = 5 * MIB; // for each sample of audio, and for the half minute that is added
 constexpr uint64_t MAX_PROMPTS = 256;
 
-constexpr uint64_t SMALL_TEXT = 4 << 10; // counts nothing
-constexpr int      KEPT       = MIB;     // bytes that a heap may keep
+constexpr uint64_t SMALL_TEXT = 4 << 10, SMALL_ANSWER = 16 << 10; // they count nothing
+constexpr int      KEPT = MIB;                                    // bytes that a heap may keep
 
 constexpr const char * FOREIGN_PAGE = "this server answers pages and names of this machine alone: start it with "
                                       "--api-key KEY, or --cors-origins '*' to answer every page";
@@ -121,9 +121,9 @@ class reading {
     static inline thread_local reading * here = nullptr;
 
     const stop_function & should_stop;
-    std::shared_ptr<void> text;   // while it is tokenized, or images and audio while they are decoded
-    std::shared_ptr<void> answer; // holds answer_bytes
-    uint64_t              answer_bytes = 0;
+    std::shared_ptr<void> text; // while it is tokenized, or images and audio while they are decoded
+    std::shared_ptr<void> answer;
+    uint64_t              n_prompts = 1;
 };
 
 // The memory of a body, until it has been parsed or its connection is done with.
@@ -381,6 +381,9 @@ class requests_hooks : public server_hooks {
                 throw std::invalid_argument(string_format("the request has %zu prompts; send at most %zu at once",
                                                           prompt.size(), size_t(MAX_PROMPTS)));
             }
+            if (!is_one && reading::here) {
+                reading::here->n_prompts = std::max<uint64_t>(reading::here->n_prompts, prompt.size());
+            }
             for (const json & each : prompt) {
                 if (!each.is_number()) {
                     this->prompt(vocab, each, n_ctx);
@@ -431,18 +434,16 @@ class requests_hooks : public server_hooks {
 
 } // namespace
 
-void server_requests_hold_answer(uint64_t size, const std::string & what) {
-    if (!reading::here || !is_bounded()) {
+void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & copied, const std::string & what) {
+    const uint64_t all = reading::here ? reading::here->n_prompts * n * (size + tree_bytes(copied)) : 0;
+    if (all < SMALL_ANSWER || !is_bounded()) {
         return;
     }
-    const uint64_t all = reading::here->answer_bytes += size;
     if (all > g_texts.limit()) {
         throw too_large{ refusal(what.c_str(), all, "", g_texts.limit()) };
     }
     reading::here->text.reset(); // it is tokenized
-    reading::here->answer.reset();
-    reading::here->answer = all == 0 ? nullptr : g_texts.take(all, reading::here->should_stop);
-    if (all > 0 && !reading::here->answer) {
+    if (!reading::here->answer && !(reading::here->answer = g_texts.take(all, reading::here->should_stop))) {
         throw std::runtime_error("the client has left");
     }
 }

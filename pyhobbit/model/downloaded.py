@@ -12,7 +12,7 @@ from huggingface_hub.errors import CacheNotFound
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import other_programs
 from pyhobbit.model.download import is_complete, whole
-from pyhobbit.model.file_names import is_model_file, is_model_name
+from pyhobbit.model.file_names import is_model_file
 from pyhobbit.model.labels import is_first, label, matching, the_one
 from pyhobbit.model.names import models_below, parse_repository
 
@@ -122,14 +122,5 @@ def _files(repo: CachedRepoInfo) -> dict[str, list[CachedFileInfo]]:
 
 def _models(files: Mapping[str, Sequence[CachedFileInfo]]) -> list[str]:
     """The first files of the models that are complete, by name in the repository."""
-    complete = (name for name in sorted(files) if is_complete(name, files))
-    return [name for name in complete if _is_model(name, files[name][0].file_path)]
-
-
-def _is_model(name: str, path: Path) -> bool:
-    if not is_first(name):
-        return False
-    try:
-        return is_model_file(path)
-    except OSError:  # the name has to do
-        return is_model_name(path.name)
+    complete = (name for name in sorted(files) if is_first(name) and is_complete(name, files))
+    return [name for name in complete if is_model_file(files[name][0].file_path)]

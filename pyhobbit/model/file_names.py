@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pyhobbit.native.files import open_regular
@@ -83,8 +84,10 @@ def is_model_name(name: str) -> bool:
 
 
 def is_model_file(path: Path) -> bool:
-    """The same by the header where it tells; that of a draft is like its model's. Raises OSError."""
-    head = read_head(path)
+    """The same by the header where it can be read and tells; that of a draft is like its model's."""
+    head = b""
+    with suppress(OSError):
+        head = read_head(path)
     if b"general.architecture" not in head:
         return not is_other(head) and is_model_name(path.name)
     is_named = path.name.lower().endswith(COMPANIONS) or re.fullmatch(_DRAFT, model_stem(path), re.IGNORECASE)

@@ -212,9 +212,8 @@ def _parse(path: Path, cursor: _Cursor, size: int) -> GgufFile:
     n_tensors, n_metadata = cursor.scalar("Q"), cursor.scalar("Q")
     try:
         metadata = _parse_metadata(cursor, n_metadata)
-        alignment = GGUF_DEFAULT_ALIGNMENT
-        if "general.alignment" in metadata:
-            alignment = metadata["general.alignment"].value()
+        given = metadata.get("general.alignment")
+        alignment = given.value() if given else GGUF_DEFAULT_ALIGNMENT
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise _DamagedError(f"its alignment is {alignment}, not a power of two")
         placements = [_parse_tensor(cursor) for _ in range(n_tensors)]

@@ -90,7 +90,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "grammar_triggers": (
         [],
         [{"type": 1, "value": "x"}],
-        [{"type": 2, "value": "x" * 8193}],
+        [{"type": 1, "value": "x" * 8193}],
         [{"type": 99, "value": "x"}],
     ),
     "reasoning_control": (False, True, 1),
@@ -138,6 +138,37 @@ def test_each_field_keeps_to_the_memory_whatever_its_value(bounded: Server) -> N
             accepted += _ask(bounded, **{name: value}).status == 200
             assert bounded.peak() <= _LIMIT + _SLACK, (name, str(value)[:50])
     assert accepted * 2 > sum(map(len, FIELDS.values()))
+
+
+# Each field's largest value once more, and texts that only a share of the memory bounds.
+LONG = [
+    *({name: value} for name, values in FIELDS.items() for value in values if len(json.dumps(value)) > 1000),
+    {"stop": ["y" * 100] * 1500},
+    {"grammar": f'root ::= "{"a" * 200_000}"'},
+    {"generation_prompt": "x" * 200_000},
+    {"response_fields": ["x" * 1000] * 200},
+    {"logit_bias": [[i, 1] for i in range(500)]},
+]
+
+
+@pytest.mark.parametrize("fields", LONG, ids=lambda fields: next(iter(fields)))
+def test_each_of_many_texts_counts_its_copy_of_the_fields(bounded: Server, fields: dict[str, Any]) -> None:
+    _ask(bounded, **{"prompt": ["x"] * 256, "n_predict": 1, **fields})
+    _ask(bounded, **{"n_cmpl": 4, "n_predict": 1, **fields})
+    assert bounded.peak() <= _LIMIT + _SLACK
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        pytest.param({"grammar_triggers": [{"type": 2, "value": "((.*)*)*Z"}]}, 400, id="pattern"),
+    ],
+)
+def test_what_a_grammar_costs_is_bounded(bounded: Server, fields: dict[str, Any], status: int) -> None:
+    lazy = {"grammar": 'root ::= "z"', "grammar_lazy": True} if "grammar_triggers" in fields else {}
+    assert _ask(bounded, **{"n_predict": 60, **lazy, **fields}).status == status
+    assert bounded.peak() <= _LIMIT + _SLACK
+    assert bounded.complete(n=1)
 
 
 def test_random_requests_keep_to_the_memory(bounded: Server) -> None:
@@ -217,7 +248,9 @@ def test_probabilities_of_an_answer_have_their_share(bounded: Server, stream: bo
         assert answer.status == 200
     else:
         assert answer.status == 413
-        assert "512 probabilities for each of 400 tokens would take" in answer.error
+        assert (
+            "512 probabilities for each of 400 tokens, and the request's fields, would take" in answer.error
+        )
     assert bounded.peak() <= _LIMIT + _SLACK
 
 
