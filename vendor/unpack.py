@@ -132,17 +132,14 @@ def files_below(folder: Path) -> set[Path]:
     return {path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def same_file(a: Path, b: Path) -> bool:
-    return b.exists() and filecmp.cmp(a, b, shallow=False)
-
-
 def sync(new: Path, old: Path) -> int:
     """Make `old` equal to `new`, touching only what differs; returns the number of files changed."""
     wanted = files_below(new)
     extra = files_below(old) - wanted
     for name in extra:
         (old / name).unlink()
-    changed = [name for name in wanted if not same_file(new / name, old / name)]
+    _, differing, absent = filecmp.cmpfiles(new, old, wanted, shallow=False)
+    changed = [*differing, *absent]
     for name in changed:
         (old / name).parent.mkdir(parents=True, exist_ok=True)
         (new / name).replace(old / name)
@@ -176,9 +173,7 @@ def unpack(lock_file: Path, tree: Path, sdist: Path | None, patches: list[Path])
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--lock", type=Path, metavar="FILE", default=LOCK, help="unpack what this lock file pins"
-    )
+    parser.add_argument("--lock", type=Path, metavar="FILE", default=LOCK, help="lock file of the sources")
     parser.add_argument("--sdist", type=Path, metavar="FILE", help="use this file instead of downloading it")
     parser.add_argument("--stock", type=Path, metavar="DIR", help="unpack to DIR without our patches")
     parser.add_argument("--print-sdist", action="store_true", help="only fetch, verify and print its path")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -158,9 +158,18 @@ def test_each_of_many_texts_counts_its_copy_of_the_fields(bounded: Server, field
     assert bounded.peak() <= _LIMIT + _SLACK
 
 
+def _properties(names: Iterable[str], **further: object) -> dict[str, Any]:
+    return {"json_schema": {"type": "object", "properties": {name: {} for name in names}, **further}}
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
+        pytest.param(_properties(map(str, range(200))), 200, id="200 properties"),
+        pytest.param(_properties(map(str, range(1500))), 400, id="1500 properties"),
+        pytest.param(_properties("é" * i for i in range(600)), 400, id="properties of one name"),
+        pytest.param(_properties(["é" * 150_000]), 400, id="name of a property"),
+        pytest.param(_properties(["a" * 150_000], additionalProperties={}), 400, id="other names"),
         pytest.param({"grammar_triggers": [{"type": 2, "value": "((.*)*)*Z"}]}, 400, id="pattern"),
     ],
 )
