@@ -160,7 +160,6 @@ class server_hooks {
     virtual void admit(const server_slot_views &, int32_t /* n */, int32_t /* n_cells */, bool & /* may */) {}
 
     virtual void slot_begins(server_slot_start &) {}
-    virtual void slot_ends(const server_slot_view &) {}
     virtual void checkpoint(const server_slot_views &, server_checkpoint &) {}
 
     virtual void plan_pass(const server_slot_views &, server_pass &) {}

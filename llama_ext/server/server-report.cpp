@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -20,7 +19,6 @@
 #include <mutex>
 #include <regex>
 #include <set>
-#include <string_view>
 #include <thread>
 
 // The server's report on the expert cache: GET /hobbit and /metrics have its counters, and /health tells why it
@@ -139,15 +137,6 @@ static json current_rates() {
     HOBBIT_RATES_FIELDS(RATE)
 #undef RATE
     return found;
-}
-
-// The sum of the counters of these names; 0 without an expert cache
-static double sum_of(const std::vector<double> & counters, std::initializer_list<std::string_view> names) {
-    double sum = 0.0;
-    for (size_t i = 0; i < counters.size(); i++) {
-        sum += std::count(names.begin(), names.end(), hobbit_counter_at(i)->name) * counters[i];
-    }
-    return sum;
 }
 
 // The values as Prometheus text; "" without an expert cache.
@@ -271,15 +260,12 @@ uint64_t server_report_checkpoint_bytes() {
 
 std::pair<double, int32_t> server_report_layers() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
-    return { sum_of(read_counters(), { "layers_computed" }), g_cache.cached ? int32_t(g_cache.info.n_run_layers) : 0 };
-}
-
-// Experts that layers found in memory, and those that they needed, since the model was loaded.
-static std::pair<double, double> uses() {
-    std::lock_guard<std::mutex> lock(g_cache.mutex);
     const auto &                counters = read_counters();
-    const double                hits     = sum_of(counters, { "hits_high", "hits_low" });
-    return { hits, hits + sum_of(counters, { "misses_high", "misses_low" }) };
+    size_t                      i        = 0;
+    while (i < counters.size() && std::strcmp(hobbit_counter_at(i)->name, "layers_computed") != 0) {
+        i++;
+    }
+    return { i < counters.size() ? counters[i] : 0.0, g_cache.cached ? int32_t(g_cache.info.n_run_layers) : 0 };
 }
 
 // --- hooks
@@ -377,23 +363,6 @@ class report_hooks : public server_hooks {
         http.get("/hobbit", is_router ? routes.get_slots : get_hobbit);
     }
 
-    void slot_begins(server_slot_start & start) override {
-        uses_before_.resize(std::max<size_t>(uses_before_.size(), start.id + 1));
-        uses_before_[start.id] = uses();
-    }
-
-    void slot_ends(const server_slot_view & slot) override {
-        const auto & stats             = *slot.stats;
-        const auto [n_found, n_needed] = uses();
-        const auto [found, needed] =
-            size_t(slot.id) < uses_before_.size() ? uses_before_[slot.id] : std::pair(0.0, 0.0);
-        SRV_INF("slot %d: request ends: %d tokens read at %.2f token/s, %d kept; %d tokens written at %.2f token/s; "
-                "%.0f %% of the experts from memory\n",
-                slot.id, int(stats.n_prompt_processed), stats.n_prompt_tps(), int(stats.n_prompt_cached),
-                int(stats.n_gen), stats.n_gen_tps(),
-                n_needed > needed ? 100.0 * (n_found - found) / (n_needed - needed) : 100.0);
-    }
-
   private:
     static std::unique_ptr<server_http_res> get_hobbit(const server_http_req &) {
         json data = json::object();
@@ -416,8 +385,6 @@ class report_hooks : public server_hooks {
         }
         return server_answer(data);
     }
-
-    std::vector<std::pair<double, double>> uses_before_; // [slot]: uses() when its request began
 };
 
 } // namespace

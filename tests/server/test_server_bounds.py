@@ -165,6 +165,12 @@ def _properties(names: Iterable[str], **further: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
+        pytest.param({"grammar": "root ::= " + '"q"? ' * 3000}, 400, id="optional parts"),
+        pytest.param({"grammar": "root ::= " + '"a"{1,1900} ' * 500}, 400, id="repetitions"),
+        pytest.param(
+            {"grammar": 'root ::= ("a" "b"){0,9223372036854775808}'}, 200, id="number of repetitions"
+        ),
+        pytest.param({"grammar": f'root ::= "{"a" * 100_000}"{{1900}}'}, 400, id="long repetition"),
         pytest.param(_properties(map(str, range(200))), 200, id="200 properties"),
         pytest.param(_properties(map(str, range(1500))), 400, id="1500 properties"),
         pytest.param(_properties("é" * i for i in range(600)), 400, id="properties of one name"),

@@ -196,8 +196,6 @@ def test_an_answer_goes_on_while_a_long_prompt_is_read(model: Path, tmp_path: Pa
         assert answered["timings"]["prompt_n"] == 4000
         assert 0 < seen[0]["tokens_pass"] < 4000
         assert 0 <= seen[0]["layers"] <= seen[0]["layers_all"] == 6
-        ends = "request ends: 4000 tokens read at"
-        wait_until(lambda: ends in (tmp_path / "log").read_text())
 
 
 def test_a_stream_tells_how_far_its_prompt_is(tmp_path: Path) -> None:
