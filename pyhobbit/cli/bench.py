@@ -7,7 +7,6 @@ The table also shows how often experts were in memory, what was read from the di
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from pyhobbit.settings.table import OPTIONS, Key
 if TYPE_CHECKING:
     from pyhobbit.engine.engine import Engine
     from pyhobbit.engine.stats import ModelInfo, Stats
-    from pyhobbit.native.machine import Disk
 
 _PROMPTS = (16, 128, 512)
 _DECODED, _WARM_UP = 64, 32
@@ -69,13 +67,10 @@ def run(args: argparse.Namespace) -> int:
     add_rpc_devices(args)  # machines that the model keeps
     check_model_file(model)
     from pyhobbit.engine.engine import Engine
-    from pyhobbit.inspect.speed import disk_speed
     from pyhobbit.inspect.timeline import token_parts
-    from pyhobbit.model.model_file import read_model_file
 
     with Engine(model, engine_config(args, args.ctx, without=("trace",))) as engine:
         info = engine.info()
-        disk = disk_speed(read_model_file(model, args.sidecar), args.io_threads) if info.cached else None
         prompts, decoded = [], []
         texts = _texts()
         before = _cut(engine, next(texts), args.depth) if args.depth else ""
@@ -98,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
             "load_s": engine.stats().load_s,
             "prompts": [_medians(each) for each in zip(*prompts, strict=True)],
             "decoding": _medians(decoded),
-            "forecast": _forecast(_medians(decoded), info, disk),
-            "disk": None if disk is None else asdict(disk),
+            "forecast": _forecast(_medians(decoded), info),
             "peak_rss_bytes": engine.stats().peak_rss_bytes,
         }
     if args.timeline is not None:
@@ -182,13 +176,16 @@ def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
     }
 
 
-def _forecast(found: Figures, info: "ModelInfo", disk: "Disk | None") -> dict[str, Any] | None:
-    """The model of the speed that pyhobbit inspect prints; None where it has none."""
-    if disk is None or info.on_device:
+def _forecast(found: Figures, info: "ModelInfo") -> dict[str, Any] | None:
+    """The model of the speed that pyhobbit inspect prints, fitted to these; None where nothing was read."""
+    if info.on_device or not found["bytes_read"]:
         return None
-    high, low = found["high_share"] or 0, found["low_share"] or 0
-    time = TokenTime(found["compute_s"] or 0, info.used_bytes(high, low) / disk.bytes_per_s)
-    return {"tokens_per_second": time.rate(info.pool_slots_high / info.n_high_experts), "fitted": str(time)}
+    of = {name: value or 0.0 for name, value in found.items()}
+    per_byte = of["stall_share"] / of["tokens_per_second"] / of["bytes_read"]
+    wait_s = info.used_bytes(of["high_share"], of["low_share"]) * per_byte
+    share = info.pool_slots_high / info.n_high_experts
+    time = TokenTime.fitted(of["compute_s"], wait_s, share, of["hit_rate"])
+    return {"tokens_per_second": time.rate(share), "fitted": str(time)}
 
 
 def _medians(rows: Sequence[dict[str, Any]]) -> Figures:

@@ -103,17 +103,13 @@ def _device_text(device: DeviceInfo, info: ModelInfo) -> str:
 
 def _host_rows(plan: MemoryPlan) -> dict[str, str]:
     """Rows about host memory between the device and the disk."""
-    info = plan.info
     if plan.device is None:
         return {}
-    if not info.host_slots_high:
-        return {"host memory": f"no room for experts: each miss on {plan.device} reads from disk"}
-    why = f"experts missing on {plan.device} are uploaded from here; the others are read from disk"
-    return {
-        "host memory": _pool_text(
-            Pool("host", info.host_slots_high, info.n_all_experts, plan.host_pools), why
-        )
-    }
+    text = f"no room for experts: each miss on {plan.device} reads from disk"
+    if n_slots := plan.info.host_slots_high:
+        why = f"experts missing on {plan.device} are uploaded from here; the others are read from disk"
+        text = _pool_text(Pool("host", n_slots, plan.info.n_all_experts, plan.host_pools), why)
+    return {"host memory": text}
 
 
 def _pool_text(pool: Pool, why: str) -> str:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Token/s with other memory, a low tier or a smaller KV cache: TokenTime fitted to what was measured."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,15 +66,12 @@ def lines(found: Forecast) -> list[str]:
 
 
 def _fitted(plan: MemoryPlan, speed: Speed) -> TokenTime:
-    """The exponent follows from the measured hits; it is 1 where they are assumed."""
-    exponent, known = 1.0, plan.share_high
-    if 0 < known < 1 and 0 < speed.hits[0] < 1:
-        exponent = min(4.0, max(1.0, math.log(1 - speed.hits[0]) / math.log(1 - known)))
     high, low, _ = speed.sample.mix
     per_byte = 1 / speed.disk.bytes_per_s if speed.disk is not None else 0.0
     if speed.read_bytes:
         per_byte = speed.wait_s / speed.read_bytes
-    return TokenTime(speed.compute_s, plan.info.used_bytes(high, low) * per_byte, exponent)
+    wait_s = plan.info.used_bytes(high, low) * per_byte
+    return TokenTime.fitted(speed.compute_s, wait_s, plan.share_high, speed.hits[0])
 
 
 def _low_tier(model: ModelFile, plan: MemoryPlan, time: TokenTime) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Token/s by the share of the experts in memory: one model, for what was measured and what sizes tell."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -15,6 +16,13 @@ class TokenTime:
     compute_s: float
     wait_s: float
     exponent: float = 1.0
+
+    @classmethod
+    def fitted(cls, compute_s: float, wait_s: float, share: float, hits: float) -> "TokenTime":
+        """The model whose exponent gives so many hits at this share: 1 where these are all, or assumed."""
+        is_known = 0 < share < 1 and 0 < hits < 1
+        exponent = math.log(1 - hits) / math.log(1 - share) if is_known else 1.0
+        return cls(compute_s, wait_s, min(4.0, max(1.0, exponent)))
 
     def rate(self, share: float, size: float = 1.0) -> float:
         """Token/s. size: bytes of an expert, by those that wait_s counts."""
