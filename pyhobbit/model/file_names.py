@@ -33,7 +33,7 @@ COMPANIONS = (".hobbit.gguf", CALIBRATION)
 # Values of general.type and general.architecture, which stand at a header's start.
 _HEADER_BYTES = 1 << 16
 OWN_TYPES = {b"hobbit-sidecar": "further tiers", b"hobbit-calibration": "settings"}
-_OTHER_TYPES = (b"mmproj", b"clip", b"imatrix", b"adapter", b"eagle3", b"dflash", *OWN_TYPES)
+_OTHER_TYPES = (*b"mmproj clip imatrix adapter controlvector eagle3 dflash".split(), *OWN_TYPES)
 _OTHERS = b"|".join(re.escape(bytes([len(each)]) + bytes(7) + each) for each in _OTHER_TYPES)
 _OTHER_HEADER = re.compile(rb"general\.(?:type|architecture)\x08\0{3}(?:%b)" % _OTHERS)
 

@@ -168,7 +168,7 @@ FORMS: Mapping[str, tuple[Make, str]] = {
     ),
     "LoRA adapter": (keys(general__type="adapter", adapter__type="lora"), "is no model but comes with one"),
     "importance matrix": (keys(general__type="imatrix"), "is no model but comes with one"),
-    "control vector": (keys(general__architecture="controlvector"), "the architecture 'controlvector'"),
+    "control vector": (keys(general__architecture="controlvector"), "is no model but comes with one"),
     "image model": (keys(general__architecture="flux"), "the architecture 'flux'"),
     "second part": (_second_part, "is part 2 of a split model: give its first part"),
     "last part is missing": (_without_last_part, "m-00004-of-00007.gguf"),
