@@ -213,7 +213,7 @@ def _drawn(numbers: random.Random) -> tuple[str, dict[str, Any]]:
 @pytest.mark.skipif(not models.stock_dir().exists(), reason="needs make stock")
 def test_random_requests_of_eight_clients_live_in_a_cgroup(tmp_path: Path) -> None:
     """The limit of the cgroup is the server's own, below the size of the model."""
-    model, limit, n = tmp_path / "m.gguf", 220 << 20, 1000
+    model, limit, n = tmp_path / "m.gguf", 220 << 20, 2000
     size = ["--layers", 6, "--experts", 128, "--used", 4, "--embd", 512, "--heads", 8, "--heads-kv", 2]
     types = ["--ff", 512, "--ctx", 4096, "--experts-type", "q4_0", "--dense-type", "q4_0", "-o", model]
     command = [sys.executable, models.ROOT / "tests/random_moe.py", "--lib-dir", models.stock_dir()]
