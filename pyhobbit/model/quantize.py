@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from pyhobbit.errors import HobbitError, did_you_mean
-from pyhobbit.native.hobbit_c import ffi, lib
 
 # llama-quantize refuses these without an importance matrix, because the result would be garbage.
 _WANTS_IMATRIX = frozenset({"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs"})
@@ -39,18 +39,25 @@ class GgmlType:
 
 
 @cache
+def _c() -> Any:  # loads libraries at the first use: a process may compute with those of another build
+    from pyhobbit.native import hobbit_c
+
+    return hobbit_c
+
+
+@cache
 def _types() -> dict[int, GgmlType]:
     # Blocks of no values mark the types that ggml has removed.
-    present = (type_id for type_id in range(lib.GGML_TYPE_COUNT) if lib.ggml_blck_size(type_id) > 0)
+    present = (type_id for type_id in range(_c().lib.GGML_TYPE_COUNT) if _c().lib.ggml_blck_size(type_id) > 0)
     return {type_id: _describe(type_id) for type_id in present}
 
 
 def _describe(type_id: int) -> GgmlType:
-    name = ffi.string(lib.ggml_type_name(type_id)).decode()
+    name = _c().ffi.string(_c().lib.ggml_type_name(type_id)).decode()
     # ggml_quantize_chunk handles f32 and every type that can be turned back into floats.
-    quantizable = name == "f32" or bool(lib.ggml_get_type_traits(type_id).to_float)
-    wants_imatrix = name in _WANTS_IMATRIX or lib.ggml_quantize_requires_imatrix(type_id)
-    sizes = lib.ggml_blck_size(type_id), lib.ggml_type_size(type_id)
+    quantizable = name == "f32" or bool(_c().lib.ggml_get_type_traits(type_id).to_float)
+    wants_imatrix = name in _WANTS_IMATRIX or _c().lib.ggml_quantize_requires_imatrix(type_id)
+    sizes = _c().lib.ggml_blck_size(type_id), _c().lib.ggml_type_size(type_id)
     return GgmlType(type_id, name, *sizes, quantizable, wants_imatrix)
 
 
@@ -77,8 +84,8 @@ def dequantize(ggml_type: GgmlType, data: np.ndarray, n_per_row: int) -> np.ndar
     if ggml_type.name == "f32":
         return data.view(np.float32).reshape(n_rows, n_per_row)
     rows = np.empty((n_rows, n_per_row), np.float32)
-    to_float = lib.ggml_get_type_traits(ggml_type.id).to_float
-    to_float(ffi.from_buffer(data), ffi.from_buffer("float[]", rows), rows.size)
+    to_float = _c().lib.ggml_get_type_traits(ggml_type.id).to_float
+    to_float(_c().ffi.from_buffer(data), _c().ffi.from_buffer("float[]", rows), rows.size)
     return rows
 
 
@@ -99,12 +106,12 @@ def quantize(ggml_type: GgmlType, rows: np.ndarray, imatrix: np.ndarray | None) 
         data = _quantize_q2_0(rows, imatrix)
     else:
         data = np.empty(n_rows * ggml_type.nbytes(n_per_row), np.uint8)
-        values, result = ffi.from_buffer("float[]", rows), ffi.from_buffer(data)
-        weights = ffi.NULL if imatrix is None else ffi.from_buffer("float[]", imatrix)
-        size = lib.ggml_quantize_chunk(ggml_type.id, values, result, 0, n_rows, n_per_row, weights)
+        values, result = _c().ffi.from_buffer("float[]", rows), _c().ffi.from_buffer(data)
+        weights = _c().ffi.NULL if imatrix is None else _c().ffi.from_buffer("float[]", imatrix)
+        size = _c().lib.ggml_quantize_chunk(ggml_type.id, values, result, 0, n_rows, n_per_row, weights)
         if size != data.nbytes:
             raise refusal
-    if not lib.ggml_validate_row_data(ggml_type.id, ffi.from_buffer(data), data.nbytes):
+    if not _c().lib.ggml_validate_row_data(ggml_type.id, _c().ffi.from_buffer(data), data.nbytes):
         raise refusal
     if abs(worst) > _USUAL:
         kept = np.take_along_axis(dequantize(ggml_type, data, n_per_row), places, 1)

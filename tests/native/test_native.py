@@ -185,6 +185,13 @@ def test_an_interpreter_that_uses_neither_starts_without_them(tmp_path: Path) ->
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
+def test_a_process_that_loads_another_build_has_not_loaded_ours() -> None:
+    """Else libllama of that build would find our libggml-hobbit, whose name is the same."""
+    code = "import logits; print('ggml' in open('/proc/self/maps').read())"
+    tests = Path(__file__).resolve().parents[1]
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=tests, text=True) == "False\n"
+
+
 def test_a_folder_with_sources_alone_is_one_sentence(tmp_path: Path) -> None:
     program = (
         "import sys\n"
