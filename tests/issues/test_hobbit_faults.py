@@ -31,9 +31,11 @@ model = Hobbit(sys.argv[1], pools="64M", n_ctx=512)
 text = lambda n: model("def read_file(path):", max_tokens=n, temperature=0)["choices"][0]["text"]
 expected, n_cut, n_wrong = text(12), 0, 0
 random.seed(3)
-began = time.monotonic()
-text(30)
-takes = time.monotonic() - began
+def seconds():
+    began = time.monotonic()
+    text(30)
+    return time.monotonic() - began
+takes = min(seconds() for _ in range(4))
 for _ in range(60):
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0003, takes))
     try:
