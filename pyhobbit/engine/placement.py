@@ -175,7 +175,7 @@ def _fastest(
 ) -> Placed | None:
     """The fastest one, as it was kept or is measured now; None where none can be opened."""
     kept = _kept(path, config, plan, arms["cache"])
-    upload_s = _upload_s() if "alone" in arms else 0.0
+    upload_s = _upload_s(plan) if "alone" in arms else 0.0
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         known = json.loads(kept.read_text("utf-8"))
         less, more = sorted((upload_s, known.get("upload", upload_s)))
@@ -216,9 +216,9 @@ def _taken(found: Mapping[str, float | None], arms: Mapping[str, Placed], plan: 
     return replace(arms[first], text=f"{arms[first].name}, {text}")
 
 
-def _upload_s() -> float:
-    """Seconds that the slowest machine takes for an upload: a link that changed is measured anew."""
-    return max(lib.hobbit_measure_upload(each.name.encode(), _UPLOAD) for each in gpus())
+def _upload_s(plan: MemoryPlan) -> float:
+    """Seconds of an upload to the slowest of the plan's machines: a changed link is measured anew."""
+    return max(lib.hobbit_measure_upload(each.name.encode(), _UPLOAD) for each in plan.devices)
 
 
 def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> Path:
