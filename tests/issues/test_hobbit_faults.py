@@ -31,15 +31,13 @@ model = Hobbit(sys.argv[1], pools="64M", n_ctx=512)
 text = lambda n: model("def read_file(path):", max_tokens=n, temperature=0)["choices"][0]["text"]
 expected, n_cut, n_wrong = text(12), 0, 0
 random.seed(3)
-def seconds():
-    began = time.monotonic()
-    text(30)
-    return time.monotonic() - began
-takes = min(seconds() for _ in range(4))
+takes = 10  # seconds; an answer that was not cut tells how long it took, whatever runs beside it
 for _ in range(60):
+    began = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0003, takes))
     try:
         text(30)
+        takes = min(takes, time.monotonic() - began)
     except KeyboardInterrupt:
         n_cut += 1
     finally:
