@@ -17,7 +17,7 @@ from pyhobbit.engine.session import Session, one_sequence, simulated
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import load_failure, opening
-from pyhobbit.native.ffi import Needs, lib, llama, plan_of
+from pyhobbit.native.ffi import lib, llama, plan_of
 from pyhobbit.native.machine import available_memory, memory_limit, resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
@@ -188,7 +188,7 @@ def lay_out(
         contexts = sorted(config.larger_contexts(opened.n_ctx_train())) if chooses else ()
         batches = config.batches if config.n_batch is None else ()
         how = available, _MOST_OF_POOLS, cache.pools is not None, config.draft_head
-        needs = plan_of(opened.pointer, params, contexts, batches, *how)
+        needs, error = plan_of(opened.pointer, params, contexts, batches, *how)
         devices = opened.cache.devices() if opened.cache.info().get("on_device") else ()
         info = opened.info(params.n_ctx, params.n_threads, cache.memory)
         names = ",".join(each.name for each in devices) or None
@@ -196,7 +196,7 @@ def lay_out(
         plan = MemoryPlan(
             info, available, process, *sizes, params.n_ubatch, chooses, needs.head, names, devices
         )
-        _check(path, plan, needs, "the server" if config.serves else "Python and libraries")
+        _check(path, plan, needs, error, "the server" if config.serves else "Python and libraries")
         if opened.has_state() and not config.serves and needs.n_rollback < config.n_drafts:
             hint = "leave draft_model out, or --drafts"
             raise HobbitError(f"{path.name} has layers whose state cannot go back, as drafts need; {hint}")
@@ -213,7 +213,7 @@ def check_limit(memory: int | None) -> None:
         )
 
 
-def _check(path: Path, plan: MemoryPlan, needs: Needs, program: str) -> None:
+def _check(path: Path, plan: MemoryPlan, needs: Any, error: str | None, program: str) -> None:
     """Raises HobbitError where it does not fit. program: holds the memory that the process has before."""
     # the weights of a model without a cache are mapped: they need not fit
     needed = plan.beside_pools - (0 if plan.info.cached else plan.weights)
@@ -222,14 +222,14 @@ def _check(path: Path, plan: MemoryPlan, needs: Needs, program: str) -> None:
             f"{plan.info.model} does not fit into memory: {_needs(plan)}, and "
             f"{format_size(plan.available)} are free; free some memory, or use a smaller context"
         )
-    if needs.shortage == lib.HOBBIT_SHORT_OF_MEMORY:
-        prefetch = f"{format_size(needs.prefetch_bytes)} to prefetch, " if needs.prefetch_bytes else ""
+    if needs.pools.shortage == lib.HOBBIT_SHORT_OF_MEMORY:
+        prefetch = f"{format_size(n)} to prefetch, " if (n := needs.pools.prefetch_bytes) else ""
         parts = f"{_needs(plan)}, {prefetch}{format_size(plan.process)} for {program}"
         rest = "the rest is for work buffers and the smallest pools"
         less = f"; --ctx {needs.n_ctx_less} would do" if needs.n_ctx_less else ""
-        raise ShortOfMemory(f"{needs.error} ({plan.info.model} takes {parts}; {rest}){less}", needs.least)
-    if needs.error is not None:
-        raise HobbitError(needs.error or load_failure(path, "a smaller context needs less memory"))
+        raise ShortOfMemory(f"{error} ({plan.info.model} takes {parts}; {rest}){less}", needs.pools.least)
+    if error is not None:
+        raise HobbitError(error or load_failure(path, "a smaller context needs less memory"))
 
 
 def _needs(plan: MemoryPlan) -> str:

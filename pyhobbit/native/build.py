@@ -107,7 +107,7 @@ def declarations(header: str) -> str:
     """The plain C declarations of our headers: no preprocessor lines, linkage blocks or export macros."""
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", expanded(header), flags=re.DOTALL)
     text = re.sub(r"^[ \t]*#(?:.*\\\n)*.*$", "", text, flags=re.MULTILINE)
-    return re.sub(r"\bHOBBIT_API\b", "", text)
+    return re.sub(r"\bHOBBIT_API\b|\bLLAMA_API[^;]*;", "", text)  # libllama is not linked
 
 
 def tables(ffi: FFI, header: str, library: Any) -> str:

@@ -40,29 +40,6 @@ def _import_llama() -> ModuleType:
 llama: Any = _import_llama()
 
 
-class Needs(ctypes.Structure):
-    """struct llama_hobbit_plan (llama-plan.h), and the struct hobbit_pool_plan in it."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("weights", "context", "compute", "device_compute", "head")),
-        *(("snapshot", ctypes.c_uint64), ("n_rollback", ctypes.c_uint32), ("n_ctx_less", ctypes.c_uint32)),
-        *((name, ctypes.c_uint64) for name in ("pool_bytes", "batch_bytes", "prefetch_bytes")),
-        *(("holds_all", ctypes.c_bool), ("shortage", ctypes.c_int), ("least", ctypes.c_uint64)),
-    )
-    error: str | None = None  # why the model cannot be opened like this; "": llama.cpp's log says it
-
-
-class _Choice(ctypes.Structure):
-    """struct llama_hobbit_choice (llama-plan.h)."""
-
-    _fields_ = (
-        ("available", ctypes.c_uint64),
-        *(("contexts", ctypes.POINTER(ctypes.c_uint32)), ("n_contexts", ctypes.c_size_t)),
-        *(("batches", ctypes.POINTER(ctypes.c_uint32)), ("n_batches", ctypes.c_size_t)),
-        *(("share", ctypes.c_double), ("has_pools", ctypes.c_bool), ("has_head", ctypes.c_bool)),
-    )
-
-
 def _declared(function: Any, result: Any, *arguments: Any) -> Any:
     function.restype, function.argtypes = result, arguments
     return function
@@ -151,14 +128,19 @@ def cache_context(context: Any) -> Any:
     return ffi.cast("hobbit_context *", _context(context) or 0)
 
 
-def plan_of(model: Any, params: Any, contexts: Sequence[int], batches: Sequence[int], *how: float) -> Needs:
-    """llama_hobbit_plan_make; params then have the choice. how: available, share, has_pools, has_head."""
-    needs, err = Needs(), ctypes.create_string_buffer(_ERR_SIZE)
-    sizes = [((ctypes.c_uint32 * len(each))(*each), len(each)) for each in (contexts, batches)]
-    choice = _Choice(how[0], *sizes[0], *sizes[1], *how[1:])
-    if not _plan_make(model, *map(ctypes.byref, (params, choice, needs)), err, _ERR_SIZE):
-        needs.error = lost_machine() or err.value.decode("utf-8", "replace")
-    return needs
+def plan_of(
+    model: Any, params: Any, contexts: Sequence[int], batches: Sequence[int], *how: float
+) -> tuple[Any, str | None]:
+    """struct llama_hobbit_plan, and why the model cannot be opened so; "": llama.cpp's log says it.
+
+    params then have the choice. how: available, share, has_pools, has_head.
+    """
+    needs, err = ffi.new("struct llama_hobbit_plan *"), ffi.new("char[]", _ERR_SIZE)
+    sizes = [(ffi.new("uint32_t[]", each), len(each)) for each in (contexts, batches)]
+    choice = ffi.new("struct llama_hobbit_choice *", (how[0], *sizes[0], *sizes[1], *how[1:]))
+    given = (int(ffi.cast("uintptr_t", each)) for each in (choice, needs, err))
+    fits = _plan_make(model, ctypes.byref(params), *given, _ERR_SIZE)
+    return needs, None if fits else lost_machine() or ffi.string(err).decode("utf-8", "replace")
 
 
 def check(call: Callable[..., bool], *args: Any) -> None:

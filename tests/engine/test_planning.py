@@ -112,7 +112,7 @@ def test_the_predictors_memory_follows_the_settings_wherever_they_are(
     with simulated(model, settings) as opened:
         params = llama.llama_context_default_params()
         one_sequence(EngineConfig(n_ctx=256))(params, opened)
-        needs = plan_of(opened.pointer, params, (), (), 1 << 40)
+        needs, _ = plan_of(opened.pointer, params, (), (), 1 << 40)
     of_layer = (2 * _SHAPE.n_expert + 4) * _SHAPE.n_embd  # the router in half precision, and the norm's gains
-    assert needs.prefetch_bytes == (_SHAPE.n_layer * of_layer if is_there else 0)
-    assert needs.batch_bytes > needs.prefetch_bytes
+    assert needs.pools.prefetch_bytes == (_SHAPE.n_layer * of_layer if is_there else 0)
+    assert needs.pools.batch_bytes > needs.pools.prefetch_bytes
