@@ -3,7 +3,8 @@
 
 A file includes or imports only from its own folder and from those above it in the list, and files form no
 circle. Imports inside functions and under TYPE_CHECKING count like all others. No two headers define a class
-of one name. All folders of llama_ext are include paths, so there a name alone is a file.
+of one name, and no source file declares a function that a header of ours does. All folders of llama_ext are
+include paths, so there a name alone is a file.
 """
 
 import ast
@@ -83,6 +84,17 @@ def doubles() -> Iterator[str]:
                 yield f"{path.name} and {other} both define {name}"
 
 
+def declared_by_hand() -> Iterator[str]:
+    """Functions of our headers that a source file declares itself: an arrow that no include shows."""
+    texts = {path: path.read_text("utf-8") for tree in TREES for path in (ROOT / tree).rglob("*.[ch]*")}
+    found = [
+        (path, re.findall(r"^\w[^=(\n]*\b(\w+)\([^;{}=]*\);", text, re.M)) for path, text in texts.items()
+    ]
+    ours = {name for path, names in found if path.suffix == ".h" for name in names}
+    for path, names in found:
+        yield from (f"{path.name} declares {n} by hand" for n in names if n in ours and path.suffix == ".cpp")
+
+
 if __name__ == "__main__":
     found = [problem for tree in TREES for problem in problems(tree)]
-    sys.exit("\n".join([*found, *doubles()]) or 0)
+    sys.exit("\n".join([*found, *doubles(), *declared_by_hand()]) or 0)

@@ -376,7 +376,7 @@ static hobbit_context * llama_hobbit_open_context(const llama_context & lctx) {
             throw std::runtime_error(err);
         }
     }
-    const llama_hobbit_plan needs   = llama_hobbit_needs(lctx);
+    const llama_hobbit_plan needs   = llama_hobbit_needs(lctx, model);
     hobbit_context *        context = nullptr;
     hobbit_set_snapshot_size(model, needs.snapshot);
     if (!hobbit_open_context(model, needs.weights + needs.context + needs.compute, lctx.get_cparams().n_ubatch,

@@ -14,9 +14,6 @@
 #include <memory>
 #include <stdexcept>
 
-// the bridge's
-extern "C" LLAMA_API hobbit_model * llama_model_expert_cache(const llama_model * model);
-
 // repacked weights lie in a buffer type of the CPU that is not a host buffer type
 static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
     ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
@@ -94,7 +91,7 @@ static size_t llama_hobbit_snapshot_bytes(const llama_context & lctx, const llam
     return 0;
 }
 
-llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx) {
+llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx, const hobbit_model * cache) {
     const llama_model & model  = lctx.get_model();
     llama_hobbit_plan   sum    = {};
     uint64_t            placed = 0; // bytes of weights
@@ -108,7 +105,7 @@ llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx) {
             sum.device_compute += size.compute / llama_hobbit_times_counted(lctx, buft);
         }
     }
-    if (!llama_model_expert_cache(&model)) { // files are mapped with what nobody uses, such as a draft head
+    if (!cache) { // files are mapped with what nobody uses, such as a draft head
         sum.weights += model.size() - std::min<uint64_t>(model.size(), placed);
     }
     sum.weights += llama_hobbit_vocabulary_bytes(model.vocab);
@@ -127,7 +124,8 @@ static constexpr uint64_t HEAD_GRAPHS = 44 << 10;
 static constexpr uint64_t HEAD_COPIES = 6;
 
 // The needs of the draft head that runs beside the context. From then on both contexts keep the states that it reads.
-static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_context_params params) {
+static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_context_params params,
+                                                 const hobbit_model * cache) {
     llama_model * model = const_cast<llama_model *>(llama_get_model(ctx));
     params.ctx_type     = LLAMA_CONTEXT_TYPE_MTP;
     params.ctx_other    = ctx;
@@ -141,7 +139,7 @@ static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_cont
     }
     llama_set_embeddings_nextn(ctx, true, /* masked = */ false);
     llama_set_embeddings_nextn(head.get(), true, /* masked = */ true);
-    llama_hobbit_plan needs  = llama_hobbit_needs(*head);
+    llama_hobbit_plan needs  = llama_hobbit_needs(*head, cache);
     const uint64_t    state  = sizeof(float) * uint64_t(llama_model_n_embd_out(model));
     needs.context           += params.n_batch * (HEAD_GRAPHS + HEAD_COPIES * state);
     return needs;
@@ -164,8 +162,9 @@ class planner {
         }
     };
 
-    planner(llama_model * model, llama_context_params & params, const llama_hobbit_choice & choice) :
-        model_(model), params_(params), choice_(choice) {
+    planner(llama_model * model, hobbit_model * cache, llama_context_params & params,
+            const llama_hobbit_choice & choice) :
+        model_(model), cache_(cache), params_(params), choice_(choice) {
         open();
     }
 
@@ -176,7 +175,7 @@ class planner {
             n_ctx = is_good(own, of(choice_.contexts[i - 1], n_batch)) ? choice_.contexts[i - 1] : n_ctx;
         }
         const needs narrow = of(n_ctx, n_batch);
-        bool        pays   = llama_model_expert_cache(model_) && narrow.fits && !narrow.plan.pools.holds_all;
+        bool        pays   = cache_ && narrow.fits && !narrow.plan.pools.holds_all;
         for (size_t i = 0; pays && i < choice_.n_batches; i++) {
             const uint32_t n = std::max(n_batch, std::min(choice_.batches[i], n_ctx));
             pays             = of(n_ctx, n).fits && spares(narrow, last_);
@@ -209,7 +208,7 @@ class planner {
     }
 
     bool is_good(const needs & own, const needs & larger) const {
-        if (!llama_model_expert_cache(model_)) {
+        if (!cache_) {
             const double free = double(choice_.available) - double(own.plan.weights);
             return larger.fits && larger.of_context() <= free / 2;
         }
@@ -229,8 +228,9 @@ class planner {
         }
         llama_hobbit_plan & plan = last_.plan;
         try {
-            const auto own       = choice_.has_head ? llama_hobbit_head_needs(ctx.get(), params_) : llama_hobbit_plan();
-            plan                 = llama_hobbit_needs(*ctx);
+            const bool head      = choice_.has_head;
+            const auto own       = head ? llama_hobbit_head_needs(ctx.get(), params_, cache_) : llama_hobbit_plan();
+            plan                 = llama_hobbit_needs(*ctx, cache_);
             plan.head            = own.context + own.compute;
             plan.context        += own.context;
             plan.compute        += own.compute;
@@ -240,16 +240,16 @@ class planner {
         } catch (const std::exception & e) {
             last_.error = e.what();
         }
-        hobbit_model * cache = llama_model_expert_cache(model_);
-        if (char err[4096] = ""; last_.fits && cache) {
-            hobbit_set_snapshot_size(cache, plan.snapshot);
-            last_.fits  = hobbit_plan_pools(cache, plan.weights + plan.context + plan.compute, params_.n_ubatch,
+        if (char err[4096] = ""; last_.fits && cache_) {
+            hobbit_set_snapshot_size(cache_, plan.snapshot);
+            last_.fits  = hobbit_plan_pools(cache_, plan.weights + plan.context + plan.compute, params_.n_ubatch,
                                             &plan.pools, err, sizeof(err));
             last_.error = err;
         }
     }
 
     llama_model * const         model_;
+    hobbit_model * const        cache_; // null where the model runs without one
     llama_context_params &      params_;
     const llama_hobbit_choice & choice_;
     needs                       last_; // the needs with params_
@@ -257,9 +257,9 @@ class planner {
 
 } // namespace
 
-bool llama_hobbit_plan_make(llama_model * model, llama_context_params * params, const llama_hobbit_choice * choice,
-                            llama_hobbit_plan * plan, char * err, size_t err_size) {
-    const planner::needs chosen = planner(model, *params, *choice).choose();
+bool llama_hobbit_plan_make(llama_model * model, hobbit_model * cache, llama_context_params * params,
+                            const llama_hobbit_choice * choice, llama_hobbit_plan * plan, char * err, size_t err_size) {
+    const planner::needs chosen = planner(model, cache, *params, *choice).choose();
     *plan                       = chosen.plan;
     snprintf(err, err_size, "%s", chosen.error.c_str());
     return chosen.fits;

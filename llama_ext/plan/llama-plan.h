@@ -35,18 +35,18 @@ struct llama_hobbit_choice {
     bool             has_head;  // the draft head (MTP) in the model's file runs beside it
 };
 
-// Plans a model of no_alloc with a context of these parameters, where the choice then stands. Allocates nothing,
-// commits no page and reads nothing behind headers; hobbit_get_info and hobbit_get_device then tell the planned pools.
-// A larger context, and then a larger pass, is chosen if it leaves the experts what `share` says. Where all experts
-// fit, they still do, and a model without a cache leaves half of what is free. Returns false where the model cannot be
-// opened like this, with the reason in `err` (empty: in llama.cpp's log), and in pools.shortage where it is memory.
-LLAMA_API bool llama_hobbit_plan_make(struct llama_model * model, struct llama_context_params * params,
-                                      const struct llama_hobbit_choice * choice, struct llama_hobbit_plan * plan,
-                                      char * err, size_t err_size);
+// Plans a model of no_alloc with a context of these parameters, where the choice then stands. cache: the model's, or
+// NULL. Allocates nothing, commits no page and reads nothing behind headers; hobbit_get_info and hobbit_get_device then
+// tell the planned pools. A larger context, and then a larger pass, is chosen if it leaves the experts what `share`
+// says. Where all experts fit, they still do, and a model without a cache leaves half of what is free. Returns false
+// where the model cannot be opened like this, with the reason in `err` (empty: in llama.cpp's log) and pools.shortage.
+LLAMA_API bool llama_hobbit_plan_make(struct llama_model * model, hobbit_model * cache,
+                                      struct llama_context_params * params, const struct llama_hobbit_choice * choice,
+                                      struct llama_hobbit_plan * plan, char * err, size_t err_size);
 
 #ifdef __cplusplus
 }
 
 // The fields up to `snapshot`, of a context that may be allocated, without a head.
-llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx);
+llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx, const hobbit_model * cache);
 #endif

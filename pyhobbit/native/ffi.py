@@ -68,7 +68,7 @@ _lib = llama.llama_cpp._lib
 _expert_cache = _declared(_lib.llama_model_expert_cache, ctypes.c_void_p, ctypes.c_void_p)
 _context = _declared(_lib.llama_expert_cache_context, ctypes.c_void_p, ctypes.c_void_p)
 _lost_machine = _declared(_lib.llama_lost_machine, ctypes.c_char_p)
-_plan_make = _declared(_lib.llama_hobbit_plan_make, ctypes.c_bool, *[ctypes.c_void_p] * 5, ctypes.c_size_t)
+_plan_make = _declared(_lib.llama_hobbit_plan_make, ctypes.c_bool, *[ctypes.c_void_p] * 6, ctypes.c_size_t)
 _wall(_lib)
 
 
@@ -139,7 +139,7 @@ def plan_of(
     sizes = [(ffi.new("uint32_t[]", each), len(each)) for each in (contexts, batches)]
     choice = ffi.new("struct llama_hobbit_choice *", (how[0], *sizes[0], *sizes[1], *how[1:]))
     given = (int(ffi.cast("uintptr_t", each)) for each in (choice, needs, err))
-    fits = _plan_make(model, ctypes.byref(params), *given, _ERR_SIZE)
+    fits = _plan_make(model, _expert_cache(model), ctypes.byref(params), *given, _ERR_SIZE)
     return needs, None if fits else lost_machine() or ffi.string(err).decode("utf-8", "replace")
 
 

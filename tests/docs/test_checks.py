@@ -209,6 +209,19 @@ def test_an_include_against_the_order_is_named(monkeypatch: pytest.MonkeyPatch, 
     assert circle.startswith("llama_ext: a circle: ")
 
 
+def test_a_declaration_by_hand_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import check_layers
+
+    monkeypatch.setattr(check_layers, "ROOT", tmp_path)
+    (tmp_path / "llama_ext").mkdir()
+    (tmp_path / "llama_ext/bridge.h").write_text("API int * ours(int n,\n  int m);\n", "utf-8")
+    (tmp_path / "llama_ext/a.cpp").write_text(
+        'extern "C" API int * ours(int n);\nint theirs(int);\n', "utf-8"
+    )
+    (tmp_path / "llama_ext/b.cpp").write_text("static const int is = ours(5, 4);\n  ours(5, 4);\n", "utf-8")
+    assert list(check_layers.declared_by_hand()) == ["a.cpp declares ours by hand"]
+
+
 @pytest.mark.model
 def test_the_plan_of_a_layer_is_printed(tiny_gguf: Path) -> None:
     script, thresholds = ROOT / "tests" / "print_plan.py", ["--t1", "0.6", "--t2", "0.9"]
