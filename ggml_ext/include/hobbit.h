@@ -483,6 +483,9 @@ HOBBIT_API uint64_t hobbit_available_memory(void);
 // Bytes that the process could take at most: the machine's memory, or less by the limit of a memory cgroup.
 HOBBIT_API uint64_t hobbit_memory_limit(void);
 
+// Refuses a bound of so many bytes that is above hobbit_memory_limit().
+HOBBIT_API bool hobbit_check_limit(uint64_t memory, char * err, size_t err_size);
+
 struct hobbit_disk_speed {
     double   bytes_per_s;
     uint64_t read_bytes; // bytes of each read: as requested, aligned, and not more than the file holds

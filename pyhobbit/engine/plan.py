@@ -17,8 +17,8 @@ from pyhobbit.engine.session import Session, one_sequence, simulated
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import load_failure, opening
-from pyhobbit.native.ffi import lib, llama, plan_of
-from pyhobbit.native.machine import available_memory, memory_limit, resident_memory
+from pyhobbit.native.ffi import check, lib, llama, plan_of
+from pyhobbit.native.machine import available_memory, resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _PYTHON_BYTES = 38 << 20  # Python and its modules, which llama-server's process does not hold
@@ -205,12 +205,7 @@ def lay_out(
 
 def check_limit(memory: int | None) -> None:
     """Raises HobbitError for a bound above what this process may hold."""
-    if memory is not None and memory > memory_limit():
-        limit, most = format_size(memory), format_size(memory_limit())
-        raise HobbitError(
-            f"a limit of {limit} is above the {most} that this machine, or the memory cgroup, has for the "
-            "process; lower it"
-        )
+    check(lib.hobbit_check_limit, memory or 0)
 
 
 def _check(path: Path, plan: MemoryPlan, needs: Any, error: str | None, program: str) -> None:

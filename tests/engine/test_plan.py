@@ -137,7 +137,7 @@ def test_a_limit_above_the_machines_memory_is_refused(tiny_gguf: Path) -> None:
     config = EngineConfig(cache=CacheConfig(memory=1 << 50))
     with pytest.raises(
         HobbitError,
-        match=r"a limit of 1048576.0 GiB is above the .* GiB that this machine, or the memory cgroup",
+        match=r"a limit of 1048576.00 GiB is above the .* GiB that this machine, or the memory cgroup",
     ):
         lay_out(tiny_gguf, config)
 

@@ -100,6 +100,12 @@ void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes) {
     model->set_snapshot_size(bytes);
 }
 
+bool hobbit_check_limit(uint64_t memory, char * err, size_t err_size) {
+    budget b;
+    b.memory = memory;
+    return report_call("cannot check a limit", err, err_size, [&] { return check_limit(b, true, 0, memory_limit()); });
+}
+
 bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, struct hobbit_pool_plan * plan,
                        char * err, size_t err_size) {
     return report_call("cannot plan expert pools", err, err_size,
