@@ -88,11 +88,11 @@ install: $(INSTALLED)
 
 build: $(DEVELOPED)
 
-test: lint ctest stock
+test: ctest stock
 	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-# Everything that needs a build of its own; after `test`, before a release.
-check: sanitize try-wheel package sbom
+# What reads all code, and everything that needs a build of its own; after `test`, before a release.
+check: lint sanitize try-wheel package sbom
 
 # System packages, where they are missing.
 deps:
