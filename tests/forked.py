@@ -19,33 +19,54 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+_ASKING = threading.Lock()  # answers come in the order of questions
 
 
 class Running:
     """A run that has begun: as much of subprocess.Popen as its callers need."""
 
     def __init__(self, parent: subprocess.Popen[bytes], asked: Mapping[str, Any]) -> None:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
+        self.args: list[str] = asked["args"]
         self.returncode: int | None = None
-        self._asked, self._told = asked, parent.stdout
-        parent.stdin.write(f"{json.dumps(asked)}\n".encode())
-        self.pid = int(self._told.readline())
+        self._parent = parent
+        self.pid = self._ask(asked)
+        self._ended = os.pidfd_open(self.pid)  # the parent keeps its status until it is asked for
+
+    def _ask(self, question: object) -> int:
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        with _ASKING:
+            self._parent.stdin.write(f"{json.dumps(question)}\n".encode())
+            return int(self._parent.stdout.readline())
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit status. Raises TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._told], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self._asked["args"], timeout or 0)
-            self.returncode = int(self._told.readline())
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = self._ask(self.pid)
+            os.close(self._ended)
         return self.returncode
 
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 class Program:
@@ -124,7 +145,7 @@ def _parent(command: tuple[str, ...], *early: tuple[str, str]) -> subprocess.Pop
 def _become(asked: Mapping[str, Any], file: str) -> None:
     """Makes this process one that was started so."""
     for number, path in enumerate(asked["files"]):
-        opened = os.open(path, os.O_RDWR | os.O_CREAT)
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)  # two may be one file
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
@@ -135,21 +156,24 @@ def _become(asked: Mapping[str, Any], file: str) -> None:
 
 
 def _fork(path: str, main: str, file: str, *imports: str) -> int:
-    """Forks for each line of standard input, and writes process and status; in a fork the status itself."""
+    """Forks for each line of standard input and writes the process, or for a process its status; in a fork
+    the status itself."""
     sys.path[:0] = [path] if path else []
     with contextlib.suppress(ImportError):  # the run says so
         for name in imports:
             importlib.import_module(name)
-    for line in sys.stdin:
-        if (pid := os.fork()) == 0:
-            _become(json.loads(line), file)
+    for asked in map(json.loads, sys.stdin):
+        if isinstance(asked, int):
+            print(os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1]), flush=True)
+        elif pid := os.fork():
+            print(pid, flush=True)
+        else:
+            _become(asked, file)
             module, _, name = main.partition(":")
             if module:
                 return getattr(importlib.import_module(module), name)()
             runpy.run_path(file, run_name="__main__")
             return 0
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     return 0
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from ports import free_port
 
@@ -26,6 +27,8 @@ LONG = ("--override-kv", "llama.context_length=int:40000", "--ctx-size", 40_000)
 LONG_ANSWER = 30_000
 _WARM_UP = 50  # requests after which the allocators hold what they need
 PROMPT = "def read_file(path):\n"
+PYHOBBIT = (sys.executable, "-m", "pyhobbit")
+Process = subprocess.Popen[bytes] | forked.Running
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Server:
     """One that listens. log: file with what it prints."""
 
     url: str
-    process: "subprocess.Popen[bytes]"
+    process: Process
     log: Path
     key: str | None = None
 
@@ -143,25 +146,33 @@ def streaming(server: Server, **options: object) -> Iterator[http.client.HTTPRes
             yield answer
 
 
+def _start(command: list[str], log: Path) -> Process:
+    with log.open("wb") as out:
+        if command[:3] == [*PYHOBBIT]:
+            files = [os.devnull, str(log), str(log)]
+            return forked.PYHOBBIT.start(command[3:], files, Path.cwd(), os.environ)
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+
+
 @contextmanager
 def running(
     command: Sequence[object], log: Path, key: str | None = None, port: int | None = None
 ) -> Iterator[Server]:
     """The command with a port, a free one by default, once its server is healthy."""
     port = port or free_port()
-    arguments = [*map(str, command), "--port", str(port)]
-    with log.open("wb") as out, subprocess.Popen(arguments, stdout=out, stderr=subprocess.STDOUT) as process:
-        server = Server(f"http://127.0.0.1:{port}", process, log, key)
+    process = _start([*map(str, command), "--port", str(port)], log)
+    server = Server(f"http://127.0.0.1:{port}", process, log, key)
+    try:
+        _wait_until_healthy(server)
+        yield server
+    finally:
+        process.terminate()
         try:
-            _wait_until_healthy(server)
-            yield server
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
+            process.wait(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
 
 
 @contextmanager
@@ -169,7 +180,7 @@ def serving(model: Path, log: Path, *options: object, key: str | None = None) ->
     """`pyhobbit serve MODEL`, with a context of 512 tokens unless the options say otherwise."""
     context = () if "--ctx-size" in options else ("--ctx-size", 512)
     keys = () if key is None else ("--api-key", key)
-    command = [sys.executable, "-m", "pyhobbit", "serve", model, *context, *keys, *options]
+    command = [*PYHOBBIT, "serve", model, *context, *keys, *options]
     with running(command, log, key) as server:
         yield server
 
