@@ -88,10 +88,11 @@ install: $(INSTALLED)
 
 build: $(DEVELOPED)
 
-test: ctest stock
-	pytest --numprocesses=$(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=5
+test: # one test more than processors, since tests wait, too
+	@$(MAKE) --no-print-directory --jobs=2 .venv/.dependencies stock && $(MAKE) --no-print-directory ctest # beside pip
+	pytest --numprocesses=$$(($(JOBS) + 1)) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-# What reads all code, and everything that needs a build of its own; after `test`, before a release.
+# Everything that reads all code or needs a build of its own; after `test`, before a release.
 check: lint sanitize try-wheel package sbom
 
 # System packages, where they are missing.
@@ -222,7 +223,7 @@ format: .venv/.tools
 
 CTEST_OPTIONS := --parallel $(JOBS) --output-on-failure --no-tests=error
 
-ctest: export OMP_WAIT_POLICY := passive
+ctest quick: export OMP_WAIT_POLICY := passive
 ctest: $(DEVELOPED)
 	@echo '== C++ tests'
 	ctest --test-dir $(BUILD) $(CTEST_OPTIONS)
@@ -230,7 +231,6 @@ ctest: $(DEVELOPED)
 # A minute on two cores after a build: lint without mypy and clang, C++ tests without devices, Python tests without models.
 # tests/cpp/CMakeLists.txt and the markers in pyproject.toml say which tests are quick. clang-format reads changed files.
 QUICK_BASE := $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
-quick: export OMP_WAIT_POLICY := passive
 quick: $(DEVELOPED)
 	$(STYLE)
 	{ git diff --name-only --diff-filter=d $(QUICK_BASE); git ls-files --others --exclude-standard; } | sort -u | \
