@@ -102,8 +102,8 @@ endfunction()
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 
-# Adds our files of the CPU backend: products of weights, and, in the place of OpenMP's, the threads that compute graphs.
-# A file NAME-kernel.cpp defines the kernel NAME_kernel. To be called when ggml-cpu is there.
+# Adds our files of the CPU backend: products of weights, and threads that compute graphs in OpenMP's place. Its flag stays, so
+# that most objects are stock's. A file NAME-kernel.cpp defines the kernel NAME_kernel. To be called when ggml-cpu is there.
 function(hobbit_add_cpu_files)
     set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
     file(GLOB kernels CONFIGURE_DEPENDS ${root}/llama_ext/cpu/*-kernel.cpp)
@@ -117,7 +117,7 @@ function(hobbit_add_cpu_files)
             PROPERTIES COMPILE_DEFINITIONS "PLAIN_KERNELS=${names}")
         if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # the team sleeps by futex
             target_sources(${library} PRIVATE ${root}/llama_ext/cpu/thread-team.cpp)
-            target_compile_definitions(${library} PRIVATE GGML_USE_THREAD_TEAM)
+            target_compile_options(${library} PRIVATE -DGGML_USE_THREAD_TEAM $<$<C_COMPILER_ID:GNU>:-fopenmp>)
         endif()
     endforeach()
 endfunction()
@@ -155,7 +155,7 @@ function(hobbit_add_our_files)
     target_include_directories(llama PUBLIC ${bridge} ${plan})
     target_link_libraries(llama PRIVATE ggml-hobbit)
     # llama_hobbit_guard throws through them
-    target_compile_options(ggml-base PRIVATE $<$<COMPILE_LANGUAGE:C>:-fexceptions>)
+    target_compile_options(ggml-base PRIVATE $<$<COMPILE_LANGUAGE:C>:-fexceptions> $<$<C_COMPILER_ID:GNU>:-fopenmp>)
 
     get_target_property(mtmd mtmd SOURCE_DIR)
     hobbit_add_wall(llama ${mtmd}/../../include/llama.h ${bridge}/llama-expert-cache.h ${plan}/llama-plan.h)
