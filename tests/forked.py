@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -70,13 +71,13 @@ class Running:
 
 
 class Program:
-    """MODULE:FUNCTION that returns an exit status, or "" and a script, run as if by `python FILE`.
+    """MODULE:FUNCTION that returns an exit status, or "": a script, the first argument of a run.
 
     imports: modules of Python that it needs. path: the first place where it looks for modules; "" is none.
     """
 
-    def __init__(self, main: str, file: str | Path, imports: Sequence[str], path: str | Path = "") -> None:
-        self._command = (sys.executable, "-P", __file__, str(path), main, str(file), *imports)
+    def __init__(self, main: str, imports: Sequence[str], path: str | Path = "") -> None:
+        self._command = (sys.executable, "-P", __file__, str(path), main, *imports)
 
     def start(
         self, args: Sequence[object], files: Sequence[str], cwd: Path, env: Mapping[str, str]
@@ -109,21 +110,32 @@ class Program:
         return subprocess.CompletedProcess([*map(str, args)], status, out, err)
 
 
+# llama_cpp itself would load a library
+FOR_LLAMA_CPP = [
+    "cffi", "diskcache", "jinja2.ext", "jinja2.sandbox", "multiprocessing.context", "numpy.ctypeslib",
+    "pprint", "typing_extensions", "uuid",
+]  # fmt: skip
 PYHOBBIT = Program(
     "pyhobbit.cli.main:main",
-    "pyhobbit",
-    ["diskcache", "gguf", "jinja2.sandbox", "numpy", "pyhobbit.cli.verbs", "pyhobbit.model.options_file"],
+    [
+        *FOR_LLAMA_CPP,
+        "gguf",
+        "pyhobbit.cli.options",
+        "pyhobbit.cli.verbs",
+        "pyhobbit.model.options_file",
+        "statistics",
+    ],
 )
+
+CONVERTER = Program("", ["torch", "transformers", "conversion.base"])  # with `conversion` on PYTHONPATH
 
 
 def start_converter(
     command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str]
 ) -> Running:
-    """Begins run_converter.py as subprocess.Popen(command) does; it needs torch and transformers."""
-    script = Path(command[1])
-    program = Program("", script, ["torch", "conversion.base"], script.parent)
+    """Begins run_converter.py as subprocess.Popen(command) does."""
     files = [os.devnull, *(f"/proc/{os.getpid()}/fd/{each.fileno()}" for each in (stdout, stderr))]
-    return program.start(command[2:], files, Path.cwd(), env)
+    return CONVERTER.start(command[1:], files, Path.cwd(), env)
 
 
 def _is_early(name: str) -> bool:
@@ -142,7 +154,7 @@ def _parent(command: tuple[str, ...], *early: tuple[str, str]) -> subprocess.Pop
     return process
 
 
-def _become(asked: Mapping[str, Any], file: str) -> None:
+def _become(asked: Mapping[str, Any]) -> None:
     """Makes this process one that was started so."""
     for number, path in enumerate(asked["files"]):
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)  # two may be one file
@@ -152,27 +164,29 @@ def _become(asked: Mapping[str, Any], file: str) -> None:
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
-    sys.argv = [file, *asked["args"]]
 
 
-def _fork(path: str, main: str, file: str, *imports: str) -> int:
+def _fork(path: str, main: str, *imports: str) -> int:
     """Forks for each line of standard input and writes the process, or for a process its status; in a fork
     the status itself."""
     sys.path[:0] = [path] if path else []
     with contextlib.suppress(ImportError):  # the run says so
         for name in imports:
             importlib.import_module(name)
+    gc.freeze()  # a collection in a fork would write to, and so copy, all of these objects
     for asked in map(json.loads, sys.stdin):
         if isinstance(asked, int):
             print(os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1]), flush=True)
         elif pid := os.fork():
             print(pid, flush=True)
         else:
-            _become(asked, file)
+            _become(asked)
             module, _, name = main.partition(":")
+            sys.argv = [module, *asked["args"]] if module else asked["args"]
             if module:
                 return getattr(importlib.import_module(module), name)()
-            runpy.run_path(file, run_name="__main__")
+            sys.path.insert(0, str(Path(sys.argv[0]).parent))
+            runpy.run_path(sys.argv[0], run_name="__main__")
             return 0
     return 0
 

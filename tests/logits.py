@@ -38,7 +38,7 @@ from pyhobbit.settings.overrides import kv_overrides
 ROOT = Path(__file__).resolve().parent.parent
 # this Python, or a command that runs that of another machine
 PYTHON = shlex.split(os.environ.get("LOGITS_PYTHON", shlex.quote(sys.executable)))
-FORKED = forked.Program("logits:main", __file__, ["cffi", "jinja2.sandbox", "logits"], ROOT / "tests")
+FORKED = forked.Program("logits:main", [*forked.FOR_LLAMA_CPP, "logits"], ROOT / "tests")
 N_THREADS = int(os.environ.get("LOGITS_THREADS", "2"))
 N_CTX = 1024
 TIMEOUT_S = int(os.environ.get("LOGITS_TIMEOUT_S", "900"))

@@ -186,16 +186,17 @@ def serving(model: Path, log: Path, *options: object, key: str | None = None) ->
 
 
 @contextmanager
-def working(*options: object, port: int | None = None) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def working(*options: object, port: int | None = None) -> Iterator[tuple[str, forked.Running]]:
     """The address of a worker, HOST:PORT, and its process."""
     port = port or free_port()
-    command = [sys.executable, "-m", "pyhobbit", "worker", "--port", str(port), *map(str, options)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until(lambda: listens(port))
-            yield f"127.0.0.1:{port}", process
-        finally:
-            process.kill()
+    command = ["worker", "--port", port, *options]
+    process = forked.PYHOBBIT.start(command, [os.devnull] * 3, Path.cwd(), os.environ)
+    try:
+        wait_until(lambda: listens(port))
+        yield f"127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def listens(port: int) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from pyhobbit.convert import checkpoint
@@ -52,8 +52,10 @@ def write_qwen(folder: Path, **config: object) -> dict[str, Any]:
 
 def run_vendor(*arguments: object, code: str = STUB) -> None:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")]))
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(code)
+        script.flush()
+        done = forked.CONVERTER.run([script.name, *arguments], env=environment)
     assert done.returncode == 0, done.stderr
 
 
