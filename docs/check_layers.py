@@ -86,7 +86,7 @@ def doubles() -> Iterator[str]:
 
 def declared_by_hand() -> Iterator[str]:
     """Functions of our headers that a source file declares itself: an arrow that no include shows."""
-    texts = {path: path.read_text("utf-8") for tree in TREES for path in (ROOT / tree).rglob("*.[ch]*")}
+    texts = {path: path.read_text("utf-8") for path in ROOT.glob("*_ext/**/*.[ch]*")}
     found = [
         (path, re.findall(r"^\w[^=(\n]*\b(\w+)\([^;{}=]*\);", text, re.M)) for path, text in texts.items()
     ]
