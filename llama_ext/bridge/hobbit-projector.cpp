@@ -20,9 +20,7 @@ extern "C" LLAMA_API uint64_t hobbit_projector_bytes(const char * path, int32_t 
     clip_ctx * const       parts[]   = { found.ctx_v, found.ctx_a, found.ctx_gen_a };
     const clip_ctx * const projector = found.ctx_v != nullptr ? found.ctx_v : found.ctx_a;
     uint64_t               n_bytes   = 0;
-    if (projector != nullptr) {
-        *n_embd = clip_n_mmproj_embd(projector);
-    }
+    *n_embd                          = projector != nullptr ? clip_n_mmproj_embd(projector) : 0;
     for (clip_ctx * part : parts) {
         if (part != nullptr) {
             for (const auto & [device, size] : clip_get_mem_usage(part)) {

@@ -52,10 +52,7 @@ llama_hobbit_ptr llama_hobbit_open(const std::string & fname, llama_model_params
     if (fname.empty()) {
         return nullptr;
     }
-
-    std::vector<hobbit_setting> settings = {
-        { "hobbit.pack", double(params.use_extra_bufts), nullptr },
-    };
+    std::vector<hobbit_setting> settings = { { "hobbit.pack", double(params.use_extra_bufts), nullptr } };
     for (const auto * kv = params.kv_overrides; kv && kv->key[0] != 0; ++kv) {
         if (std::strncmp(kv->key, "hobbit.", 7) == 0) {
             settings.push_back(llama_hobbit_setting(*kv));
@@ -110,7 +107,6 @@ static void llama_hobbit_check_override(const gguf_context * metadata, const lla
 }
 
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
-    llama_hobbit_guard::loaded = model;
     if (!model) {
         return;
     }
@@ -124,6 +120,7 @@ void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
     }
     for (auto it = ml.weights_map.begin(); it != ml.weights_map.end();) {
         if (!hobbit_is_tier_tensor(it->first.c_str())) {
+            it->second.tensor->extra = model;
             ++it;
             continue;
         }
@@ -156,12 +153,12 @@ void llama_hobbit_place_layers(const llama_model & lm) {
     }
 }
 
-ggml_backend_buffer_type_t llama_hobbit_buft(ggml_op op, const std::string & name, int block) {
-    hobbit_model * model = llama_hobbit_guard::loaded;
+ggml_backend_buffer_type_t llama_hobbit_buft(ggml_op op, const ggml_tensor & described, int block) {
+    auto * model = static_cast<hobbit_model *>(described.extra);
     if (!model) {
         return nullptr;
     }
-    if ((op == GGML_OP_MUL_MAT_ID || op == GGML_OP_GET_ROWS) && hobbit_owns_tensor(model, name.c_str())) {
+    if ((op == GGML_OP_MUL_MAT_ID || op == GGML_OP_GET_ROWS) && hobbit_owns_tensor(model, described.name)) {
         return hobbit_buffer_type(model, block);
     }
     // biases of experts: where they lie decides where they are added, and the addition is part of the layer

@@ -35,10 +35,8 @@ class llama_hobbit_guard {
   public:
     llama_hobbit_guard();
     ~llama_hobbit_guard();
-    static thread_local hobbit_model * loaded; // by llama_hobbit_attach()
 
-    llama_hobbit_guard(const llama_hobbit_guard &)             = delete;
-    llama_hobbit_guard & operator=(const llama_hobbit_guard &) = delete;
+    llama_hobbit_guard(const llama_hobbit_guard &) = delete;
 };
 
 // Begins the sentence on a model that cannot be used.
@@ -60,15 +58,17 @@ std::string llama_hobbit_first_part(const std::string & fname);
 // The model's cache, if any. Headers that llama.cpp's models include have no patch: they are compiled once for both.
 llama_hobbit_ptr & llama_hobbit_of(const llama_model & lm);
 
-// Lets the loader use the cache, which may be null, while the thread's guard exists. Removes the tensors of further
-// tiers, because no architecture creates them. Throws where an override of metadata would be ignored or cut.
+// Lets the loader use the cache, which may be null: its description of each tensor in the file names the cache as
+// `extra`. Removes the tensors of further tiers, because no architecture creates them. Throws where an override of
+// metadata would be ignored or cut.
 void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model);
 
 // Tells the cache which device has which layer, and how many experts its tokens use.
 void llama_hobbit_place_layers(const llama_model & lm);
 
-// The buffer type that the attached cache chooses for a weight used by `op`, null where it chooses none.
-ggml_backend_buffer_type_t llama_hobbit_buft(ggml_op op, const std::string & name, int block);
+// The buffer type that the attached cache chooses for a weight used by `op`, null where it chooses none. `described`
+// is the loader's description of the weight.
+ggml_backend_buffer_type_t llama_hobbit_buft(ggml_op op, const ggml_tensor & described, int block);
 
 // Returns true if the tensor's data stays on disk.
 bool llama_hobbit_is_remote(const ggml_tensor * tensor);
@@ -107,8 +107,7 @@ class llama_hobbit_batch {
     llama_hobbit_batch(const llama_context & lctx, const llama_ubatch & ubatch, bool can_repeat);
     ~llama_hobbit_batch();
 
-    llama_hobbit_batch(const llama_hobbit_batch &)             = delete;
-    llama_hobbit_batch & operator=(const llama_hobbit_batch &) = delete;
+    llama_hobbit_batch(const llama_hobbit_batch &) = delete;
 
     // Returns true if the batch that was just computed is a draft whose logits ask for a second pass. The logits may be
     // null.

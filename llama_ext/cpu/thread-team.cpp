@@ -119,8 +119,7 @@ class core_delay {
     // Nanoseconds; 0 if the kernel does not count them.
     int64_t read() const {
         char       text[96] = {};
-        long long  ran      = 0;
-        long long  delay    = 0;
+        long long  ran = 0, delay = 0;
         const bool has_text = file_ >= 0 && pread(file_, text, sizeof text - 1, 0) > 0;
         return has_text && std::sscanf(text, "%lld %lld", &ran, &delay) == 2 ? delay : 0;
     }

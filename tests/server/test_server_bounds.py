@@ -186,6 +186,12 @@ def test_what_a_grammar_costs_is_bounded(bounded: Server, fields: dict[str, Any]
     assert bounded.complete(n=1)
 
 
+def test_grammars_that_no_token_starts_have_each_their_steps(bounded: Server) -> None:
+    lazy = {"grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "no answer has this"}]}
+    for _ in range(30):
+        assert _ask(bounded, n_predict=1, grammar="root ::= " + '"q"? ' * 250, **lazy).status == 200
+
+
 def test_random_requests_keep_to_the_memory(bounded: Server) -> None:
     numbers = random.Random(3)
     accepted = 0
