@@ -4,7 +4,7 @@
 A file includes or imports only from its own folder and from those above it in the list, and files form no
 circle. Imports inside functions and under TYPE_CHECKING count like all others. No two headers define a class
 of one name, and no source file declares a function that a header of ours does. All folders of llama_ext are
-include paths, so there a name alone is a file.
+include paths, so there a name alone is a file. --graph prints the folders that each folder uses.
 """
 
 import ast
@@ -41,12 +41,8 @@ def used(text: str, is_python: bool) -> Iterator[tuple[str, ...]]:
             package, _, inside = name.partition("/")
             outer = inside.rpartition("/")[0]
             if package == "pyhobbit":
-                yield (
-                    f"{inside}.py",
-                    f"{inside}/__init__.py",
-                    f"{outer}.py",
-                    f"{outer}/__init__.py".lstrip("/"),
-                )
+                ends = [".py", "/__init__.py"]
+                yield tuple(f"{path}{end}".lstrip("/") for path in (inside, outer) for end in ends)
 
 
 def problems(tree: str) -> Iterator[str]:
@@ -58,17 +54,24 @@ def problems(tree: str) -> Iterator[str]:
     by_name = {path.name: file for file, path in paths.items()} if tree == "llama_ext" else {}
     levels = {name: level for level, name in enumerate(order(tree))}
     top = len(levels)
-    graph = {}
+    graph, arrows = {}, set()
     for file, path in paths.items():
         found = used(path.read_text("utf-8"), path.suffix == ".py")
         names = [[by_name.get(name, name) for name in some] for some in found]
         graph[file] = {next((each for each in some if each in paths), file) for some in names} - {file}
-        level = levels.get(file.split("/")[0].removesuffix(".py"), top)
+        folder = file.split("/")[0].removesuffix(".py")
+        level = levels.get(folder, top)
         if "/" in file and level == top:
             yield f"{tree}/{file}: its folder is not in the list of docs/design.md"
         for target in sorted(graph[file]):
-            if levels.get(target.split("/")[0].removesuffix(".py"), top) > level:
+            other = target.split("/")[0].removesuffix(".py")
+            arrows.add((folder, other))
+            if levels.get(other, top) > level:
                 yield f"{tree}/{file} uses {target}, which comes later in the list of docs/design.md"
+    if "--graph" in sys.argv:
+        print(f"{tree}: {len(graph)} files, which use {sum(map(len, graph.values()))}")
+        for folder in levels:
+            print(f"    {folder:11}", *(to for to in levels if to != folder and (folder, to) in arrows))
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as e:
