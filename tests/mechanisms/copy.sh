@@ -8,12 +8,13 @@ copy=$PWD/build/without
 commit=$(git rev-parse HEAD)
 
 # An environment with the packages of ours, but for pyhobbit: that is the copy's, with its build installed beside its files.
+# addsitedir() also reads the .pth file that the build installs there.
 if [ ! -d "$copy/.venv" ]; then
     git worktree prune
     git worktree add --quiet --force --detach "$copy" "$commit"
     packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     python -m venv --without-pip "$copy/.venv"
-    printf '%s\n' "$copy" "$packages" > "$copy/.venv/lib/$(basename "$(dirname "$packages")")/site-packages/copy.pth"
+    printf '%s\n' "import site; site.addsitedir('$copy')" "$packages" > "$copy/.venv/lib/$(basename "$(dirname "$packages")")/site-packages/copy.pth"
     mkdir -p "$copy/build"
 fi
 export PATH=$copy/.venv/bin:$PATH
@@ -40,7 +41,8 @@ build_copy() {
     ln -sfn ../convert "$copy/pyhobbit/convert"
 }
 
-# pytest_copy ARGUMENTS...
+# pytest_copy ARGUMENTS...: without the test that asks for a folder with sources and no build.
 pytest_copy() {
-    (cd "$copy" && quietly pytest python -m pytest --numprocesses="$jobs" --maxprocesses=4 --dist=loadfile "$@")
+    (cd "$copy" && quietly pytest python -m pytest --numprocesses="$jobs" --maxprocesses=4 --dist=loadfile \
+        --deselect tests/native/test_native.py::test_a_folder_with_sources_alone_is_one_sentence "$@")
 }
