@@ -127,6 +127,9 @@ PYHOBBIT = Program(
     ],
 )
 
+BENCH_WORKER = Program(
+    "forked:measure_arm", [*FOR_LLAMA_CPP, "bench.harness.worker", "forked"], Path(__file__).parent
+)
 CONVERTER = Program("", ["torch", "transformers", "conversion.base"])  # with `conversion` on PYTHONPATH
 
 
@@ -136,6 +139,20 @@ def start_converter(
     """Begins run_converter.py as subprocess.Popen(command) does."""
     files = [os.devnull, *(f"/proc/{os.getpid()}/fd/{each.fileno()}" for each in (stdout, stderr))]
     return CONVERTER.start(command[1:], files, Path.cwd(), env)
+
+
+def run_for_bench(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs one of bench.harness.runner's commands as subprocess.run() does."""
+    if list(command[1:]) != ["-m", "bench.harness.worker"]:
+        return subprocess.run(command, **options)
+    return BENCH_WORKER.run([], options["input"], options["timeout"], options["cwd"], options["env"])
+
+
+def measure_arm() -> int:
+    """The main() of bench.harness.worker."""
+    from bench.harness import worker  # loads no library
+
+    return worker.serve(worker.measure)
 
 
 def _is_early(name: str) -> bool:

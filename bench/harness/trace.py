@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from bench.harness.system import compiled
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.gguf_file import read_gguf
 
 if TYPE_CHECKING:
     from pyhobbit.routing.trace import Trace  # with our libraries: a process of stock has its own
@@ -53,9 +52,10 @@ def random_tokens(n_vocab: int) -> Iterator[int]:
 
 def moe_shape(model: Path) -> MoeShape:
     """Reads the shape off a GGUF file. Raises HobbitError for a model without routed experts."""
-    file = read_gguf(model)
+    from pyhobbit.model.gguf_file import read_gguf  # takes a while, and a measuring process has no need of it
+
+    file, names = read_gguf(model), ("block_count", "expert_count", "expert_used_count")
     arch = file.get("general.architecture", "")
-    names = ("block_count", "expert_count", "expert_used_count")
     shape = MoeShape(*(file.get(f"{arch}.{name}", 0) for name in names))
     if shape.n_experts == 0 or shape.n_used == 0:
         raise HobbitError(f"{model} has no routed experts, so there is nothing to measure; use a MoE model")

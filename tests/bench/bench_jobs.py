@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Single processes of bench.compare."""
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import numpy as np
+import pytest
 
 from bench.harness import runner, worker
 from bench.harness import trace as recorded
@@ -25,11 +28,14 @@ def routes(folder: Path, shape: recorded.MoeShape, trace: Path | None) -> Path:
 
 
 def measure(model: Path, routing_file: Path, **options: Any) -> SimpleNamespace:
-    """In a process of its own, as the bench does it."""
+    """In a process of its own, as the bench does it, but forked."""
     what = worker.Job(
         str(model), routing=str(routing_file), prompts=PROMPTS, n_warm_up=3, n_tokens=5, seconds=99, **options
     )
-    return SimpleNamespace(**runner.start(what))
+    forks = SimpleNamespace(run=forked.run_for_bench, TimeoutExpired=subprocess.TimeoutExpired)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runner, "subprocess", forks)
+        return SimpleNamespace(**runner.start(what))
 
 
 def ours(pools: int, **settings: Any) -> dict[str, Any]:
