@@ -14,8 +14,9 @@ import models
 import numpy as np
 import pytest
 from conftest import TINY_MODEL
-from convert_fixtures import run_converter, tensor_values
+from convert_fixtures import tensor_values
 
+from pyhobbit.cli.main import main
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.shards import check_checkpoint
@@ -134,16 +135,17 @@ EXPERT = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", EXPERT])
-def test_values_that_f16_cannot_hold_are_read_as_bf16(tmp_path: Path, name: str) -> None:
+def test_values_that_f16_cannot_hold_are_read_as_bf16(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     weights = {key: each.to(torch.bfloat16) for key, each in tiny_weights().items()}
     weights[name][3, 5] = -1e5
     folder = write_checkpoint(tmp_path / "m", weights)
     output = tmp_path / "out.gguf"
-    done = run_converter(folder, "-o", output)
-    assert done.returncode == 0, done.stderr
+    assert main(["convert", str(folder), "-o", str(output)]) == 0
     assert re.search(
         r"note: tensor '.*' has values that are infinite in f16.*; reading the checkpoint as bf16",
-        done.stderr,
+        capsys.readouterr().err,
     )
     largest = [np.abs(values).max() for values in tensor_values(output).values()]
     assert np.isfinite(largest).all()
