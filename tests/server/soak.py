@@ -49,6 +49,7 @@ PROMPTS = [
 MAX_GROWTH = 6 << 20  # bytes from the second quarter to the last
 MAX_SLOWER = 1.5  # median latency of the last quarter by that of the second
 PERIOD_S = 2.0
+KEPT_S = 0.5  # eight times that, and the server closes a connection without a request after 5 s
 TIMEOUT_S = 1800  # seconds for a request, longer than a machine may be suspended
 
 
@@ -80,7 +81,10 @@ class Load:
             try:
                 with closing(self._server.connection()) as connection:  # kept alive for some requests
                     for do in numbers.choices([*kinds], [*kinds.values()], k=numbers.randrange(1, 9)):
+                        start = time.monotonic()
                         do(numbers, connection)
+                        if do in (self._ask, self._embed) and time.monotonic() - start > KEPT_S:
+                            connection.close()  # it was idle; the next request opens another one
                         with self._lock:
                             self.counts[do.__name__.strip("_")] += 1
                         if do == self._leave or self._ended.is_set():
