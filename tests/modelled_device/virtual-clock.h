@@ -11,58 +11,43 @@ namespace modelled {
 
 using ns_t = int64_t; // virtual nanoseconds
 
-// Prices of one machine, as a price file names them: microseconds (_us), GB/s (_gbs, which are bytes per ns).
+// Prices of one machine, as a price file names them: microseconds (_us), GB/s (_gbs, which are bytes per ns). Columns:
+// name, default, meaning.
+#define MODELLED_PRICES(PRICE)                                                                                         \
+    PRICE(host_factor, 1, "applied to the CPU time that host code takes here")                                         \
+    PRICE(lock_us, 0, "code around a lock: a price that is the same each time")                                        \
+    PRICE(wake_us, 5, "from a signal to the thread that it wakes")                                                     \
+    PRICE(copy_call_us, 6, "host time to start a copy")                                                                \
+    PRICE(launch_us, 3, "host time to start one kernel")                                                               \
+    PRICE(replay_us, 9, "host time to start a captured graph")                                                         \
+    PRICE(capture_us, 60, "beside its kernels' launches, host time to capture a graph")                                \
+    PRICE(event_us, 1, "host time to record an event or to let a stream wait for it")                                  \
+    PRICE(sync_us, 8, "from the end of a stream's work to the host's return")                                          \
+    PRICE(idle_sync_us, 2, "a wait where nothing runs")                                                                \
+    PRICE(kernel_us, 2, "on the device, beside its bytes")                                                             \
+    PRICE(copy_us, 8, "latency of a copy, beside its bytes")                                                           \
+    PRICE(gap_us, 1, "time between two copies on the link")                                                            \
+    PRICE(region_us, 25, "until the CPU's threads compute, and have ended")                                            \
+    PRICE(cpu_node_us, 2, "an operation of the CPU's, beside its bytes")                                               \
+    PRICE(device_gbs, 800, "")                                                                                         \
+    PRICE(link_gbs, 25, "from page-locked memory")                                                                     \
+    PRICE(link_busy_gbs, 22, "while the CPU reads experts")                                                            \
+    PRICE(pageable_gbs, 8, "")                                                                                         \
+    PRICE(cpu_gbs, 50, "")                                                                                             \
+    PRICE(cpu_busy_gbs, 44, "while the link copies")                                                                   \
+    PRICE(host_gb, 128, "memory that the machine says to have")                                                        \
+    PRICE(captures, 1, "0: each kernel of a graph is started each time")                                               \
+    PRICE(one_queue, 0, "1: copies and graphs of all streams run one after the other")
+
 struct prices {
-    double host_factor   = 1;  // applied to the CPU time that host code takes here
-    double lock_us       = 0;  // code around a lock: a price that is the same each time
-    double wake_us       = 5;  // from a signal to the thread that it wakes
-    double copy_call_us  = 6;  // host time to start a copy
-    double launch_us     = 3;  // host time to start one kernel
-    double replay_us     = 9;  // host time to start a captured graph
-    double capture_us    = 60; // beside its kernels' launches, host time to capture a graph
-    double event_us      = 1;  // host time to record an event or to let a stream wait for it
-    double sync_us       = 8;  // from the end of a stream's work to the host's return
-    double idle_sync_us  = 2;  // a wait where nothing runs
-    double kernel_us     = 2;  // on the device, beside its bytes
-    double copy_us       = 8;  // latency of a copy, beside its bytes
-    double gap_us        = 1;  // time between two copies on the link
-    double region_us     = 25; // until the CPU's threads compute, and have ended
-    double cpu_node_us   = 2;  // an operation of the CPU's, beside its bytes
-    double device_gbs    = 800;
-    double link_gbs      = 25; // from page-locked memory
-    double link_busy_gbs = 22; // while the CPU reads experts
-    double pageable_gbs  = 8;
-    double cpu_gbs       = 50;
-    double cpu_busy_gbs  = 44;  // while the link copies
-    double host_gb       = 128; // memory that the machine says to have
-    double captures      = 1;   // 0: each kernel of a graph is started each time
-    double one_queue     = 0;   // 1: copies and graphs of all streams run one after the other
+#define PRICE(name, value, about) double name = value;
+    MODELLED_PRICES(PRICE)
+#undef PRICE
 
     static constexpr std::pair<const char *, double prices::*> fields[] = {
-        { "lock_us", &prices::lock_us },
-        { "host_factor", &prices::host_factor },
-        { "wake_us", &prices::wake_us },
-        { "copy_call_us", &prices::copy_call_us },
-        { "launch_us", &prices::launch_us },
-        { "replay_us", &prices::replay_us },
-        { "capture_us", &prices::capture_us },
-        { "event_us", &prices::event_us },
-        { "sync_us", &prices::sync_us },
-        { "idle_sync_us", &prices::idle_sync_us },
-        { "kernel_us", &prices::kernel_us },
-        { "copy_us", &prices::copy_us },
-        { "gap_us", &prices::gap_us },
-        { "region_us", &prices::region_us },
-        { "cpu_node_us", &prices::cpu_node_us },
-        { "device_gbs", &prices::device_gbs },
-        { "link_gbs", &prices::link_gbs },
-        { "link_busy_gbs", &prices::link_busy_gbs },
-        { "pageable_gbs", &prices::pageable_gbs },
-        { "cpu_gbs", &prices::cpu_gbs },
-        { "cpu_busy_gbs", &prices::cpu_busy_gbs },
-        { "host_gb", &prices::host_gb },
-        { "captures", &prices::captures },
-        { "one_queue", &prices::one_queue },
+#define PRICE(name, value, about) { #name, &prices::name },
+        MODELLED_PRICES(PRICE)
+#undef PRICE
     };
 };
 
