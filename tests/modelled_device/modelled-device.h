@@ -56,6 +56,11 @@ struct copy {
     bool         is_taken;  // the source may change as soon as the call returns
 };
 
+inline bool computes_nothing(const ggml_tensor * t) {
+    return ggml_is_empty(t) || t->op == GGML_OP_NONE || t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE ||
+           t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
+}
+
 // The n-th expert that a matmul's ids name. The matmul's own graph may look it up in a table.
 inline int32_t expert_at(const ggml_tensor * ids, int64_t n) {
     const auto value = [](const ggml_tensor * t, int64_t i) {

@@ -103,11 +103,6 @@ static bytes bytes_of(const ggml_tensor * t) {
     return { static_cast<const char *>(t->data), ggml_nbytes(t) };
 }
 
-static bool is_computed(const ggml_tensor * node) {
-    return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && node->op != GGML_OP_NONE && node->op != GGML_OP_VIEW &&
-           node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
-}
-
 class order_face : public device_observer {
   public:
     order_face();
@@ -168,7 +163,7 @@ class order_face : public device_observer {
         const int who = begin(stream);
         for (int n = 0; n < ggml_graph_n_nodes(graph); n++) {
             const ggml_tensor * node = ggml_graph_node(graph, n);
-            if (!is_computed(node)) {
+            if (computes_nothing(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
                 continue;
             }
             const access by = access_of(who, std::string(ggml_op_name(node->op)) + " " + node->name);

@@ -24,11 +24,6 @@ struct graph_price {
     uint64_t bytes     = 0;
 };
 
-static bool computes_nothing(const ggml_tensor * t) {
-    return ggml_is_empty(t) || t->op == GGML_OP_NONE || t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE ||
-           t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
-}
-
 // Bytes of the weights that a product reads; MUL_MAT_ID reads the experts that its ids name.
 static uint64_t weight_bytes(const ggml_tensor * t) {
     if (t->op == GGML_OP_MUL_MAT) {
