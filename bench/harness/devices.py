@@ -167,7 +167,8 @@ class Modelled(Device):
         Raises ConfigError.
         """
         path = price_file(prices)
-        return Modelled(f"{_device_settings(path)['name']}0", prices=path)
+        settings = dict(word.split("=", 1) for word in json.loads(path.read_text("utf-8"))["device"].split())
+        return Modelled(f"{settings['name']}0", prices=path)
 
     def _own_head(self, config: BenchConfig) -> Record:
         own = {"source": "modelled", "prices": self.prices.stem}
@@ -181,9 +182,11 @@ class Modelled(Device):
         return config.n_warm_up  # no prompt is modelled
 
     def _start(self, job: Job) -> Record:
-        environment = {"PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library())}
-        words = " ".join(f"{name}={value}" for name, value in _device_settings(self.prices).items())
-        environment |= {"MODELLED_PRICES": str(self.prices), "MODELLED_DEVICE": words}
+        environment = {
+            "PYTHONPATH": str(ROOT),
+            "LD_PRELOAD": str(library()),
+            "MODELLED_PRICES": str(self.prices),
+        }
         job = replace(job, mmap=True, n_threads=1)
         return runner.start(job, program=(str(SOURCES / "decode.py"),), environment=environment)
 
@@ -209,7 +212,3 @@ def price_file(name: str) -> Path:
     if wrong:
         raise ConfigError(f"{path} lacks prices, or has unknown ones: {', '.join(wrong)}")
     return path.absolute()
-
-
-def _device_settings(prices: Path) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in json.loads(prices.read_text("utf-8"))["device"].split())

@@ -255,7 +255,6 @@ def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
         "PYTHONPATH": str(models.ROOT),
         "LD_PRELOAD": str(devices.library()),
         "MODELLED_PRICES": str(path),
-        "MODELLED_DEVICE": values["device"],
     }
     done = subprocess.run(
         [sys.executable, devices.SOURCES / "placing.py", models.tiny(), "14000000"],

@@ -29,8 +29,9 @@ BUSY = ("device", "link", "cpu")
 class Device:
     """The preloaded library: tests/modelled_device/time-face.cpp."""
 
-    def __init__(self, folder: Path, settings: str) -> None:
+    def __init__(self, folder: Path) -> None:
         """folder: of the process's llama.cpp, which is loaded already. Raises HobbitError."""
+        self.settings: str = json.loads(Path(os.environ["MODELLED_PRICES"]).read_text("utf-8"))["device"]
         for name in ("ggml-base", "ggml-cpu", "ggml"):  # where the library finds their functions
             ggml = ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL)
         self._library = library = ctypes.CDLL(os.environ["LD_PRELOAD"])
@@ -38,7 +39,7 @@ class Device:
         library.modelled_configure.restype = library.modelled_report.restype = ctypes.c_char_p
         library.ggml_backend_init.restype = ctypes.c_void_p
         library.modelled_begin()
-        if error := library.modelled_configure(f"face=time compute=0 {settings}".encode()):
+        if error := library.modelled_configure(f"face=time compute=0 {self.settings}".encode()):
             raise HobbitError(f"the price file's device: {error.decode()}")
         ggml.ggml_backend_register(ctypes.c_void_p(library.ggml_backend_init()))
 
@@ -62,7 +63,7 @@ class Device:
 def measure(job: Job) -> dict[str, Any]:
     """Decodes in virtual time. Raises HobbitError."""
     libraries = Libraries(job.lib_dir)
-    device = Device(libraries.folder, os.environ["MODELLED_DEVICE"])
+    device = Device(libraries.folder)
     with np.load(job.routing) as arrays:
         experts, weights = arrays["experts"], arrays["weights"]
     shape = trace.moe_shape(Path(job.model))

@@ -5,7 +5,6 @@ BYTES: device memory for experts. Writes the layers whose experts the CPU gets, 
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,13 @@ class Drawn:
 
 def main() -> None:
     """Raises HobbitError."""
-    model, settings = Path(sys.argv[1]), os.environ["MODELLED_DEVICE"]
-    device = Device(LIB_DIR, settings)
+    model, device = Path(sys.argv[1]), Device(LIB_DIR)
     shape = trace.moe_shape(model)
     experts = trace.seeded_routing(shape, 256)
     device.route(experts, np.full(experts.shape, 1 / shape.n_used, np.float32), shape.n_experts)
     changed: Any = placement
     changed._now, changed.Sampler = (lambda: device.report()["now"] / 1e9), Drawn
-    name = dict(word.split("=") for word in settings.split())["name"]
+    name = dict(word.split("=") for word in device.settings.split())["name"]
     cache = CacheConfig(device=f"{name}0", device_memory=int(sys.argv[2]))
     found: list[placement.Placed] = []
     config = EngineConfig(cache, n_ctx=256, n_batch=64, n_threads=1)
