@@ -121,7 +121,6 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
 
 def own_low_tier(model: Path) -> Path | None:
     """The sidecar of the user's model, None without one. Raises HobbitError."""
-    runner.require_file(model)
     file = read_gguf(model)
     if len(read_tiers(file).names) > 1 and not file.get("hobbit.sidecar", False):
         raise ConfigError(

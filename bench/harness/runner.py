@@ -310,7 +310,6 @@ def trace_windows(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Prompts, warm-up and decoding take different rows. Raises HobbitError if the given ones need more.
     """
-    require_file(path)
     n_rows = trace.n_complete(read_trace(path))
     windows = {"prompts": (16,), "n_warm_up": 16, **given}  # recorded traces are short
     n_before = sum(windows["prompts"]) + windows["n_warm_up"]
@@ -321,9 +320,3 @@ def trace_windows(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
             "no token is replayed twice; give fewer with --prompts, --warm-up or --tokens"
         )
     return windows
-
-
-def require_file(path: Path) -> None:
-    """Raises HobbitError where there is none."""
-    if not path.is_file():
-        raise HobbitError(f"{path} is not a file")

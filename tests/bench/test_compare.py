@@ -325,7 +325,7 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--type", "q9"], "unknown type 'q9'"),
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
         (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
-        (["--arms", "ours", "--trace", "/none.csv"], "/none.csv is not a file"),
+        (["--arms", "ours", "--trace", "/none.csv"], "the trace /none.csv cannot be read: No such file"),
     ],
 )
 def test_a_wrong_value_is_found_before_a_model_is_made(
@@ -361,7 +361,10 @@ def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made
     [
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
         (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
-        (["--arms", "ours-resident", "--trace", "/none.csv"], "/none.csv is not a file"),
+        (
+            ["--arms", "ours-resident", "--trace", "/none.csv"],
+            "the trace /none.csv cannot be read: No such file",
+        ),
         (["--low", "q4_0"], "are for a --shape"),
     ],
 )
