@@ -17,13 +17,11 @@ MAX_AHEAD = 4
 """Layers that a prediction looks ahead at most."""
 
 
-def importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, float]:
-    """How well |G| stands for |G E(x)|: Pearson's r by layer and overall (Fig. 5a).
+def importance(gate: np.ndarray, output: np.ndarray) -> tuple[np.ndarray, float]:
+    """How well |G| stands for |G E(x)|: Pearson's r by layer, [L], and overall (Fig. 5a).
 
-    The former is [L], NaN where a value does not vary, the latter of values divided by their layer's mean, as
-    magnitudes grow with depth.  weights, output_norms: [T, L, K].
+    NaN where a value does not vary.  gate, output: relative_importance(), as magnitudes grow with depth.
     """
-    gate, output = relative_importance(weights, output_norms)
     of_layers = [_pearson(*layer) for layer in zip(gate.swapaxes(0, 1), output.swapaxes(0, 1), strict=True)]
     return np.array(of_layers), _pearson(gate, output)
 

@@ -65,14 +65,13 @@ def _gates(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
         return
     if seen.output_norms is not None:
         later = np.flatnonzero(seen.sequences[1:] == seen.sequences[:-1]) + 1  # a first token's may be huge
-        magnitudes = seen.weights[later], seen.output_norms[later]
-        gate, output = (of.ravel() for of in figures.relative_importance(*magnitudes))
+        gate, output = figures.relative_importance(seen.weights[later], seen.output_norms[later])
         some = np.random.default_rng(0).permutation(np.flatnonzero(~np.isnan(output)))[:_MAX_POINTS]
-        of_layers, r = figures.importance(*magnitudes)
+        of_layers, r = figures.importance(gate, output)
         low, high = np.nanmin(of_layers), np.nanmax(of_layers)
         title = f"gate weight and output, by layers' means: r {r:.3f}, by layer {low:.2f} to {high:.2f}"
         axes = {"x_label": "|G|", "y_label": "|G E(x)|"}
-        yield figure("points", "HOBBIT Fig. 5a", title, x=gate[some], y=output[some], **axes)
+        yield figure("points", "HOBBIT Fig. 5a", title, x=gate.flat[some], y=output.flat[some], **axes)
 
 
 def _uses(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:

@@ -57,18 +57,20 @@ def test_correlation_is_pearsons_and_ignores_the_scale_of_a_layer() -> None:
     random = np.random.default_rng(0)
     weights = random.uniform(size=(50, 2, 3)).astype(np.float32)
     norms = random.uniform(1, 3, size=weights.shape).astype(np.float32)
-    by_layer, overall = figures.importance(weights, norms)
+    by_layer, overall = figures.importance(*figures.relative_importance(weights, norms))
     for layer in (0, 1):
         gate = weights[:, layer].ravel().astype(float)
         expected = np.corrcoef(gate, gate * norms[:, layer].ravel())[0, 1]
         assert by_layer[layer] == pytest.approx(expected)
-    _, scaled = figures.importance(weights, norms * np.array([1, 100])[None, :, None])
+    _, scaled = figures.importance(
+        *figures.relative_importance(weights, norms * np.array([1, 100])[None, :, None])
+    )
     assert scaled == pytest.approx(overall)
 
 
 def test_equal_norms_correlate_fully() -> None:
     weights = np.array([[[0.7, 0.3]], [[0.6, 0.4]]], np.float32)
-    _, overall = figures.importance(weights, np.full_like(weights, 3))
+    _, overall = figures.importance(*figures.relative_importance(weights, np.full_like(weights, 3)))
     assert overall == pytest.approx(1)
 
 
