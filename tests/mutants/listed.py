@@ -168,7 +168,7 @@ LISTED = [
     ),
     Mutant(
         "16: one thread's reads are the disk's speed",
-        "ggml_ext/src/io/disk-speed.cpp",
+        "ggml_ext/src/io/machine-speed.cpp",
         "        sum += n_bytes;",
         "        sum = n_bytes;",
         ("tests/inspect/test_speed.py::test_the_disk_is_measured_on_the_file",),
