@@ -20,8 +20,7 @@ from bench.harness.arms import DEVICE_ARMS, MODELLED, PROFILE, Arm, ours
 from bench.harness.runner import ArmError, BenchConfig, Host, Record, Turn
 from bench.harness.system import ROOT, compiled
 from bench.harness.worker import Job
-from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.gguf_file import read_gguf
+from pyhobbit.errors import ConfigError
 from pyhobbit.model.model_file import expert_bytes, model_parts
 from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.trace import read_trace
@@ -34,10 +33,7 @@ SOURCES = ROOT / "tests/modelled_device"
 @cache
 def experts_of(model: Path) -> tuple[int, ...]:
     """Bytes of each layer's experts, 0 without any. Raises HobbitError."""
-    file = read_gguf(model)
-    if file.get("split.count", 1) > 1:
-        raise HobbitError(f"{model} is one of several files; merge them with llama.cpp's llama-gguf-split")
-    return tuple(expert_bytes([file]))
+    return tuple(expert_bytes(model_parts(model)))
 
 
 def budget(model: Path, share: float) -> int:
@@ -144,8 +140,10 @@ def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> None:
         raise ArmError("the trace has no tokens beside those that are measured; give fewer with --tokens")
     n_experts = trace.moe_shape(model).n_experts
     uses = [1 + np.bincount(of.ravel(), minlength=n_experts) for of in experts.swapaxes(0, 1)]
-    link.symlink_to(model.absolute())
-    size = sum(part.size for part in model_parts(link))
+    parts = model_parts(model)
+    for part in parts:
+        link.with_name(part.path.name).symlink_to(part.path.absolute())
+    size = sum(part.size for part in parts)
     Calibration(size, expert_uses=tuple(np.concatenate(uses).tolist())).write(link)
 
 
