@@ -101,8 +101,6 @@ def _run(
     progress: Progress | None = None,
 ) -> tuple[str, HobbitError | None]:
     """Runs llama.cpp's converter, for the header alone without `output`: what it printed, why it failed."""
-    if not _CONVERTER.is_file():
-        raise HobbitError(f"llama.cpp's converter is missing at {_CONVERTER}: install pyhobbit again")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")]))
     environment.pop("NO_LOCAL_GGUF", None)  # would let the converter import another version of gguf
     with as_read(folder) as shown, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:

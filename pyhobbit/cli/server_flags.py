@@ -27,13 +27,13 @@ class Flag(NamedTuple):
 
 @cache
 def known() -> Mapping[str, Flag]:
-    """All options by each of their names. Raises HobbitError."""
+    """All options by each of their names."""
     flags = [Flag(tuple(each["names"]), each["n_values"], each["variable"]) for each in _listed()["options"]]
     return {name: flag for flag in flags for name in flag.names}
 
 
 def value(name: str, arguments: Sequence[str], default: str | None = None) -> str | None:
-    """An option's last value, or its environment variable's; "" without values. Raises HobbitError."""
+    """An option's last value, or its environment variable's; "" without values."""
     flag = known()[name]
     given = default if flag.variable is None else os.environ.get(flag.variable, default)
     for i, argument in enumerate(arguments):
@@ -68,7 +68,7 @@ def check_free(host: str, port: str, least: int = 0) -> None:
 
 
 def any_given(names: Iterable[str], arguments: Sequence[str]) -> bool:
-    """True if one of these options is given. Raises HobbitError."""
+    """True if one of these options is given."""
     return any(value(name, arguments) is not None for name in names)
 
 
@@ -92,16 +92,12 @@ def take(arguments: list[str], n: int) -> list[str]:
 
 
 def has_web_page() -> bool:
-    """Tells if the server was built with its web page. Raises HobbitError."""
+    """Tells if the server was built with its web page."""
     return _listed()["has_web_page"]
 
 
 def _listed() -> dict[str, Any]:
-    path = LIB_DIR / "server-options.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise HobbitError(f"{path} cannot be read: {e.strerror}; install pyhobbit again") from e
+    return json.loads((LIB_DIR / "server-options.json").read_text(encoding="utf-8"))
 
 
 def unknown(argument: str, usual: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ import os
 import sys
 from typing import NoReturn
 
-from pyhobbit.errors import HobbitError
 from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.native.threads import processor_cores
 
@@ -16,13 +15,10 @@ def names() -> list[str]:
 
 
 def become(command: list[str]) -> NoReturn:
-    """Replaces this process by a program, which gets all signals. Raises HobbitError."""
+    """Replaces this process by a program, which gets all signals. Raises OSError."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
     # llama.cpp counts neither the affinity nor a CPU quota, and warns where it is told twice
     threads = {} if {"-t", "--threads"} & {*command} else {"LLAMA_ARG_THREADS": str(processor_cores())}
-    try:
-        os.execve(command[0], command, {**threads, **os.environ})
-    except OSError as e:
-        raise HobbitError(f"{command[0]} cannot be run: {e.strerror}; install pyhobbit again") from e
+    os.execve(command[0], command, {**threads, **os.environ})
