@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from gguf.constants import GGUFValueType
 
-from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import (
     GgufFile,
     KeyValue,
@@ -140,15 +139,10 @@ class Tiers:
 
 
 def read_tiers(file: GgufFile) -> Tiers:
-    """Reads the tiers of a model's first file or sidecar. Raises HobbitError for a file that is damaged."""
+    """Reads the tiers of a model's first file or sidecar. The engine refuses a file that declares others."""
     names = file.get("hobbit.tiers", [HIGH])
-    if names not in ([HIGH], [HIGH, LOW]):
-        raise HobbitError(f"{file.path} declares the tiers {names}, not high and low: convert it again")
-    kinds = {name: file.get(f"hobbit.tier.{name}.kind", _COMPLETE) for name in names}
-    if unknown := set(kinds.values()) - {_COMPLETE, _PARTIAL}:
-        raise HobbitError(f"{file.path} has a tier of the unknown kind {min(unknown)}: convert it again")
-    partial = tuple(name for name in names if kinds[name] == _PARTIAL)
-    return Tiers(tuple(names), file.get("hobbit.base_tier", names[0]), partial)
+    partial = tuple(name for name in names if file.get(f"hobbit.tier.{name}.kind", _COMPLETE) == _PARTIAL)
+    return Tiers(tuple(names), file.get("hobbit.base_tier", HIGH), partial)
 
 
 def alignment_entry() -> KeyValue:
