@@ -6,7 +6,6 @@ pyhobbit chat MODEL --trace FILE records one. The penalty counts a miss by its b
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -80,7 +79,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check(args)
     from pyhobbit.routing.trace import read_trace  # takes the native libraries and some time
 
     trace = read_trace(args.trace)
@@ -95,14 +93,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_table(runs, judged=base.predictor is not None))
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    for capacity in args.capacity:
-        if not 0 <= capacity <= 1:
-            raise ConfigError(f"the capacity is {capacity}; it is a share of all experts, between 0 and 1")
-    if not (0 < args.bits_low < math.inf and 0 < args.bits_high < math.inf):
-        raise ConfigError("bits_low and bits_high must be above 0")
 
 
 def _earlier(path: Path, of: "Trace") -> "Trace":
