@@ -72,8 +72,6 @@ def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> Cac
 def _take_paper(args: argparse.Namespace) -> None:
     paper, args.paper = getattr(args, "paper", None), None
     if paper is not None:
-        if getattr(args, "quality", None) is not None:
-            raise ConfigError("--paper and --quality both choose the precision; leave one of them out")
         chosen = settings_of(paper, vars(args))
         vars(args).update(chosen)
         if not getattr(args, "quiet", False):
