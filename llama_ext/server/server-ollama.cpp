@@ -8,8 +8,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cmath>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <mutex>

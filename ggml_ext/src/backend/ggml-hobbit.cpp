@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "backend/ggml-hobbit.h"
 
-#include "base/status.h"
 #include "device/device-traits.h"
-#include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "graph/inner-graph.h"
 #include "graph/lazy-backend.h"
@@ -14,7 +12,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <string>
 #include <sys/mman.h>
 #include <vector>
 

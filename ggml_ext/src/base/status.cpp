@@ -5,7 +5,6 @@
 #include "hobbit.h"
 
 #include <cstdarg>
-#include <cstdio>
 #include <new>
 
 namespace hobbit {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "device/device-traits.h"
 
-#include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
 

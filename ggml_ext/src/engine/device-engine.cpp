@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/device-engine.h"
 
-#include "backend/ggml-hobbit.h"
 #include "device/device-traits.h"
 #include "ggml-impl.h"
 

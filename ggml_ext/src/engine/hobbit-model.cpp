@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/hobbit-model.h"
 
-#include "base/status.h"
 #include "base/system-memory.h"
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"

@@ -6,7 +6,6 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 
 using namespace hobbit;

@@ -2,7 +2,6 @@
 #include "execute/moe-executor.h"
 
 #include "ggml-impl.h"
-#include "graph/routing.h"
 
 #include <algorithm>
 

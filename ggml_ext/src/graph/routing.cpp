@@ -2,7 +2,6 @@
 #include "graph/routing.h"
 
 #include "graph/expert-matmul.h"
-#include "graph/inner-graph.h"
 
 #include <algorithm>
 #include <cstring>

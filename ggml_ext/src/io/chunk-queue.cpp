@@ -5,9 +5,6 @@
 #include "ggml.h"
 #include "io/file-reader.h"
 
-#include <algorithm>
-#include <cstdint>
-
 namespace hobbit {
 
 void chunk_queue::push(const std::vector<chunk> & chunks, load_urgency urgency) {

@@ -5,7 +5,6 @@
 #include "device/repacked-layout.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 namespace hobbit {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "io/staging-buffer.h"
 
-#include "base/system-memory.h"
-#include "ggml-cpp.h"
 #include "ggml-impl.h"
 
 namespace hobbit {

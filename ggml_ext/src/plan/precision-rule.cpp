@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "plan/precision-rule.h"
 
-#include "base/status.h"
 #include "ggml.h"
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "predict/predictor.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
