@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Hugging Face checkpoints, through llama.cpp's own converter in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A file without the high versions of the experts that low precision hurts least (EdgeMoE, III-B)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Importance matrices as llama-imatrix writes them: GGUF, and the older binary format."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The experts of a second file of the same model, as they are; refuses a file of another model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The options of a conversion, and the only home of their defaults."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The steps of a conversion in their order: read, plan, write, verify."""
 
-from __future__ import annotations
-
 import errno
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Plans the output's tensors and their places: a pure function of the source's tensors and the types."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Opens the model to convert: a GGUF, single or split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Looks at a checkpoint's files before it is converted: the absent, the cut, and forms of other programs."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Carries a plan out: converts, writes and verifies piece by piece, so that memory stays small."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections import Counter, deque

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """ggml's tensor types and its own conversions between them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The vocabulary of docs/format.md: names, keys, the fingerprint, the rules for groups."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ A changed text is compiled as the build compiles its file, and the library is li
 in the tree or in the environment. Needs the build of `make build`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
