@@ -49,7 +49,8 @@ collect_ignore += [
     if path.stem.removeprefix("test_paper_") not in PAPERS
 ]
 if not {"daop", "edgemoe", "hobbit", "mobile", "twiddler"} <= PAPERS.keys():
-    collect_ignore += [str(TESTS / "bench"), str(TESTS / "device" / "test_gpu.py")]  # these papers
+    beside = ("bench", "device/test_gpu.py", "quality/test_cloze.py")  # they compare these papers
+    collect_ignore += [str(TESTS / each) for each in beside]
 
 
 RunPyhobbit = Callable[..., "subprocess.CompletedProcess[str]"]
