@@ -67,7 +67,7 @@ class Plan:
         return sum(parts.values())
 
     def placements(self) -> list[Placement]:
-        return [Placement(tensor.name, tensor.type, tensor.ne, tensor.offset) for tensor in self.tensors]
+        return [(tensor.name, tensor.type, tensor.ne, tensor.offset) for tensor in self.tensors]
 
     def sources(self) -> list[TensorInfo]:
         return list(dict.fromkeys(tensor.source for tensor in self.tensors))

@@ -247,7 +247,7 @@ def _write(
                 f"{path.name} cannot be made: rows of {t.ne[0]} values are not whole blocks of {own.name} "
                 f"({own.block} values); choose another type, like q4_0"
             )
-        placements.append(gguf.Placement(t.name, own, t.ne, offset))
+        placements.append((t.name, own, t.ne, offset))
         offset = gguf.align(offset + gguf.tensor_nbytes(own, t.ne), alignment)
     header = gguf.pack_header(entries, placements, alignment)
     size = len(header) + offset
@@ -261,9 +261,10 @@ def _write(
         if holes:
             file.truncate(size)
             return
-        for t, own in tqdm([*zip(wanted, placements, strict=True)], path.name, leave=False, disable=None):
-            n_bytes = gguf.tensor_nbytes(own.type, t.ne)
-            pool = _pool(own.type, t.std, t.mean)
+        for t in tqdm(wanted, path.name, leave=False, disable=None):
+            own = type_by_name(t.type)
+            n_bytes = gguf.tensor_nbytes(own, t.ne)
+            pool = _pool(own, t.std, t.mean)
             rows = np.roll(pool, -(zlib.crc32(t.name.encode()) % _POOL_ROWS), axis=0).ravel()
             for left in range(n_bytes, 0, -rows.size):
                 file.write(rows[:left].data)

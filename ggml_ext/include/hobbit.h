@@ -483,6 +483,17 @@ HOBBIT_API uint64_t hobbit_available_memory(void);
 // Bytes that the process could take at most: the machine's memory, or less by the limit of a memory cgroup.
 HOBBIT_API uint64_t hobbit_memory_limit(void);
 
+enum hobbit_header_fault {
+    HOBBIT_HEADER_REFUSED  = 0, // damaged, or with what only other programs know
+    HOBBIT_HEADER_CUT      = 1, // it goes on behind what there is
+    HOBBIT_HEADER_NOT_READ = 2, // the system's error
+};
+
+// Reads and checks the header of the GGUF file `path`, or of one of `size` bytes by its first ones, where `data` is not
+// NULL. Returns the bytes of the header, or 0 with the reason.
+HOBBIT_API size_t hobbit_check_header(const char * path, const char * data, size_t n_data, uint64_t size,
+                                      enum hobbit_header_fault * fault, char * err, size_t err_size);
+
 // Refuses a bound of so many bytes that is above hobbit_memory_limit().
 HOBBIT_API bool hobbit_check_limit(uint64_t memory, char * err, size_t err_size);
 

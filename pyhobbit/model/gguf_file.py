@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The GGUF container: header in, header out.
+"""The GGUF container: header in, header out. The engine checks headers; here its bytes are taken apart.
 
-gguf.GGUFReader is not used, because metadata must pass through bit for bit, a damaged file must be reported
-by what is wrong with it, and ggml knows more tensor types than the released gguf package.
+gguf.GGUFReader is not used, because metadata must pass through bit for bit, and ggml knows more tensor types.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
-from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
+from gguf.constants import GGUF_MAGIC, GGUF_VERSION, GGUFValueType
 
 from pyhobbit.errors import HobbitError, LoadError
-from pyhobbit.model.quantize import GgmlType, dequantize, type_by_id
+from pyhobbit.model.quantize import GgmlType, dequantize, type_of
 from pyhobbit.native.files import open_regular
 
-_MAX_NAME, _MAX_DIMS = 63, 4  # GGML_MAX_NAME less the terminating zero, GGML_MAX_DIMS
-_STEP, _MOST = 1 << 16, 1 << 30  # bytes that are read at once, and of the largest header
+_MAX_NAME = 63  # GGML_MAX_NAME less the terminating zero
 _SCALARS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -37,6 +35,10 @@ _SCALARS = {
     GGUFValueType.FLOAT64: "d",
     GGUFValueType.BOOL: "?",
 }
+
+
+Placement = tuple[str, GgmlType, tuple[int, ...], int]
+"""A tensor's entry in a header: name, type, ne, and offset from the start of the data."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,6 @@ class GgufFile:
         return value
 
 
-class Placement(NamedTuple):
-    """A tensor's entry in the header; `offset` from the start of the data."""
-
-    name: str
-    type: GgmlType
-    ne: tuple[int, ...]
-    offset: int
-
-
 def tensor_nbytes(ggml_type: GgmlType, ne: Sequence[int]) -> int:
     return prod(ne[1:]) * ggml_type.nbytes(ne[0])
 
@@ -115,165 +108,87 @@ def align(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
 
 
-class _DamagedError(Exception):
-    """Damage found in the bytes; becomes a HobbitError that names the file."""
-
-
-class _UnknownError(Exception):
-    """A thing that only other programs know; becomes a LoadError that names the file."""
-
-
 class _Cursor:
-    """Reads little-endian values off bytes, or off a file as far as they reach; never past its end."""
+    """Reads little-endian values off the bytes of a header that the engine has checked."""
 
-    def __init__(self, data: bytes, file: BinaryIO | None = None) -> None:
-        self._buffer: bytes | bytearray = data if file is None else bytearray()
-        self.size = len(data) if file is None else os.fstat(file.fileno()).st_size
-        self._file, self.position = file, 0
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self.data, self.position = data, position
 
-    def skip(self, n: int) -> int:
-        start, self.position = self.position, self.position + n
-        if self.position > min(self.size, _MOST):
-            raise _DamagedError("it ends in the middle of its header")
-        while self._file is not None and len(self._buffer) < self.position:
-            if not (part := self._file.read(_STEP)):
-                raise _DamagedError("it was cut meanwhile")
-            self._buffer += part
-        return start
+    def take(self, n: int) -> bytes:
+        self.position += n
+        return self.data[self.position - n : self.position]
 
     def scalar(self, code: str) -> Any:
-        return struct.unpack_from("<" + code, self._buffer, self.skip(struct.calcsize("<" + code)))[0]
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
-    def string(self, errors: str = "strict") -> str:
-        start = self.skip(self.scalar("Q"))
-        try:
-            return self.copy(start).decode(errors=errors)
-        except UnicodeDecodeError as error:
-            raise _DamagedError("a text in its header is not UTF-8") from error
-
-    def value_type(self) -> GGUFValueType:
-        number = self.scalar("I")
-        try:
-            return GGUFValueType(number)
-        except ValueError as error:
-            raise _UnknownError(f"its header has a value of type {number}") from error
+    def string(self) -> str:
+        return self.take(self.scalar("Q")).decode(errors="replace")  # old converters wrote other encodings
 
     def value(self, value_type: GGUFValueType) -> Any:
-        if value_type in _SCALARS:
-            return self.scalar(_SCALARS[value_type])
-        if value_type == GGUFValueType.STRING:
-            return self.string("replace")  # old converters wrote other encodings
-        item_type, n = self.value_type(), self.scalar("Q")
-        return [self.value(item_type) for _ in range(n)]
+        if value_type == GGUFValueType.ARRAY:
+            item_type, n = GGUFValueType(self.scalar("I")), self.scalar("Q")
+            return [self.value(item_type) for _ in range(n)]
+        return self.string() if value_type == GGUFValueType.STRING else self.scalar(_SCALARS[value_type])
 
     def skip_value(self, value_type: GGUFValueType) -> None:
         n = 1
         if value_type == GGUFValueType.ARRAY:
-            value_type, n = self.value_type(), self.scalar("Q")
+            value_type, n = GGUFValueType(self.scalar("I")), self.scalar("Q")
         if value_type in _SCALARS:
-            self.skip(n * struct.calcsize("<" + _SCALARS[value_type]))
-        elif value_type == GGUFValueType.STRING:
-            for _ in range(n):
-                self.skip(self.scalar("Q"))
-        else:
-            raise _UnknownError("its header has an array of arrays")
-
-    def copy(self, start: int) -> bytes:
-        return bytes(self._buffer[start : self.position])
+            self.take(n * struct.calcsize(_SCALARS[value_type]))
+        for _ in range(n if value_type == GGUFValueType.STRING else 0):
+            self.take(self.scalar("Q"))
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads and checks the header of a GGUF file, and that its data are all there. Raises LoadError."""
+    """The header of a GGUF file, whose data are all there. Raises LoadError, HobbitError."""
     try:
         with open_regular(path) as file:
-            return _parse(path, cursor := _Cursor(b"", file), cursor.size)
-    except _DamagedError as error:
-        raise LoadError(f"{path} is damaged: {error}; download or copy it again") from error
+            size = os.fstat(file.fileno()).st_size
+            n = _checked(path, b"", size)
+            return _parse(path, file.read(n), n, size)
     except OSError as error:
         raise HobbitError(f"cannot read {path}: {error.strerror}") from error
+    except struct.error as error:
+        raise HobbitError(f"{path} was changed while it was read") from error
 
 
 def parse_head(path: Path, data: bytes, size: int) -> GgufFile | None:
     """The header of a file of `size` bytes by its first ones; None if `data` lacks some. Raises LoadError."""
-    try:
-        return _parse(path, _Cursor(data), size)
-    except _DamagedError:
-        return None
+    n = _checked(path, data, size)
+    return _parse(path, data, n, size) if n else None
 
 
-def _parse(path: Path, cursor: _Cursor, size: int) -> GgufFile:
-    if cursor.size < 4 or cursor.scalar("I") != GGUF_MAGIC:
-        raise LoadError(f"{path} is {'not a GGUF file' if size else 'empty: download or copy it again'}")
-    version = cursor.scalar("I")
-    if not version & 0xFFFF:
-        raise LoadError(f"{path} is for big-endian machines: convert it anew, or take another file")
-    if version not in (2, GGUF_VERSION):
-        raise LoadError(f"{path} is GGUF version {version}, but only 2 and {GGUF_VERSION} can be read")
-    n_tensors, n_metadata = cursor.scalar("Q"), cursor.scalar("Q")
-    try:
-        metadata = _parse_metadata(cursor, n_metadata)
-        given = metadata.get("general.alignment")
-        alignment = given.value() if given else GGUF_DEFAULT_ALIGNMENT
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise _DamagedError(f"its alignment is {alignment}, not a power of two")
-        placements = [_parse_tensor(cursor) for _ in range(n_tensors)]
-    except _UnknownError as error:
-        raise LoadError(
-            f"{path} cannot be read: {error}; take another quantisation, or a newer pyhobbit"
-        ) from error
-    tensors = _place_tensors(path, size, placements, align(cursor.position, alignment), alignment)
-    return GgufFile(path, size, metadata, tensors)
+def _checked(path: Path, data: bytes, size: int) -> int:
+    """Bytes of a sound header; 0 if it goes on behind `data`. Raises LoadError, HobbitError."""
+    from pyhobbit.native.hobbit_c import ffi, lib  # at the first use, as quantize.py
+
+    fault, err = ffi.new("enum hobbit_header_fault *"), ffi.new("char[]", 4096)
+    given = ffi.from_buffer(data) if data else ffi.NULL
+    n: int = lib.hobbit_check_header(bytes(path), given, len(data), size, fault, err, len(err))
+    if not n and not (data and fault[0] == lib.HOBBIT_HEADER_CUT):
+        kind = HobbitError if fault[0] == lib.HOBBIT_HEADER_NOT_READ else LoadError
+        raise kind(ffi.string(err).decode(errors="replace"))
+    return n
 
 
-def _parse_metadata(cursor: _Cursor, n: int) -> dict[str, KeyValue]:
-    metadata: dict[str, KeyValue] = {}
-    for _ in range(n):
-        key = cursor.string()
-        if key in metadata:
-            raise _DamagedError(f"its header has the key {key!r} twice")
-        value_type, start = cursor.value_type(), cursor.position
-        cursor.skip_value(value_type)
-        metadata[key] = KeyValue(key, value_type, cursor.copy(start))
-    return metadata
+def _parse(path: Path, data: bytes, start: int, size: int) -> GgufFile:
+    cursor = _Cursor(data, 8)
+    n_tensors, n_values = cursor.scalar("Q"), cursor.scalar("Q")
+    values = {entry.key: entry for entry in (_parse_value(cursor) for _ in range(n_values))}
+    return GgufFile(path, size, values, tuple(_parse_tensor(cursor, path, start) for _ in range(n_tensors)))
 
 
-def _parse_tensor(cursor: _Cursor) -> Placement:
-    name = cursor.string()
-    n_dims = cursor.scalar("I")
-    if not 1 <= n_dims <= _MAX_DIMS:
-        raise _DamagedError(f"tensor {name!r} has {n_dims} dimensions")
-    ne = tuple(cursor.scalar("Q") for _ in range(n_dims))
-    type_id = cursor.scalar("I")
-    ggml_type = type_by_id(type_id)
-    if ggml_type is None:
-        raise _UnknownError(f"tensor {name!r} has the type {type_id}, perhaps one of ik_llama.cpp's own")
-    if ne[0] % ggml_type.block:
-        raise _DamagedError(
-            f"tensor {name!r} has rows of {ne[0]} values, not whole blocks of {ggml_type.name}"
-        )
-    return Placement(name, ggml_type, ne, cursor.scalar("Q"))
+def _parse_value(cursor: _Cursor) -> KeyValue:
+    key, value_type, start = cursor.string(), GGUFValueType(cursor.scalar("I")), cursor.position
+    cursor.skip_value(value_type)
+    return KeyValue(key, value_type, cursor.data[start : cursor.position])
 
 
-def _place_tensors(
-    path: Path, file_size: int, placements: Iterable[Placement], start: int, alignment: int
-) -> tuple[TensorInfo, ...]:
-    tensors: dict[str, TensorInfo] = {}
-    expected = 0
-    for name, ggml_type, ne, offset in placements:
-        tensor = TensorInfo(name, ggml_type, ne, path, start + offset)
-        if name in tensors:
-            raise _DamagedError(f"its header has the tensor {name!r} twice")
-        if offset != expected:
-            raise _DamagedError(f"tensor {name!r} is said to lie at {offset}, not at {expected}")
-        end = tensor.offset + tensor.nbytes
-        if end > file_size:
-            raise LoadError(
-                f"{path} is truncated: tensor {name!r} ends at byte {end}, the file at {file_size}; "
-                "download or copy it again"
-            )
-        tensors[name] = tensor
-        expected = align(offset + tensor.nbytes, alignment)
-    return tuple(tensors.values())
+def _parse_tensor(cursor: _Cursor, path: Path, start: int) -> TensorInfo:
+    name, n_dims = cursor.string(), cursor.scalar("I")
+    ne = tuple(cursor.scalar("Q") for _ in range(n_dims)) or (1,)
+    return TensorInfo(name, type_of(cursor.scalar("I")), ne, path, start + cursor.scalar("Q"))
 
 
 def read_floats(tensor: TensorInfo) -> np.ndarray:

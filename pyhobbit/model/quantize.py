@@ -59,8 +59,8 @@ def _describe(type_id: int) -> GgmlType:
     return GgmlType(type_id, name, *sizes, quantizable, wants_imatrix)
 
 
-def type_by_id(type_id: int) -> GgmlType | None:
-    return _types().get(type_id)
+def type_of(type_id: int) -> GgmlType:
+    return _types()[type_id]
 
 
 def quantizable_types() -> list[GgmlType]:

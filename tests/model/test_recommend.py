@@ -14,7 +14,6 @@ from gguf import GGUFValueType
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import Repo
 from pyhobbit.model.gguf_file import (
-    Placement,
     align,
     numbers_entry,
     pack_header,
@@ -66,11 +65,11 @@ class Shape:
                     (256, int(self.rest / self.n_layers / 256)),
                 ),
             ):
-                placements.append(Placement(name, ggml_type, ne, offset))
+                placements.append((name, ggml_type, ne, offset))
                 offset = align(offset + tensor_nbytes(ggml_type, ne), 32)
         if self.table and part == 0:
             ne = (256, int(self.table / 256))
-            placements.append(Placement("per_layer_token_embd.weight", type_by_name("q4_k"), ne, offset))
+            placements.append(("per_layer_token_embd.weight", type_by_name("q4_k"), ne, offset))
             offset = align(offset + tensor_nbytes(type_by_name("q4_k"), ne), 32)
         keys = [
             string_entry("general.architecture", "llama"),
@@ -164,7 +163,7 @@ def _hub() -> Hub:
 
 
 def _dense() -> bytes:
-    tensor = Placement("blk.0.ffn_up.weight", type_by_name("f16"), (32, 2), 0)
+    tensor = ("blk.0.ffn_up.weight", type_by_name("f16"), (32, 2), 0)
     return pack_header([string_entry("general.architecture", "llama")], [tensor], 32) + bytes(128)
 
 
@@ -255,7 +254,7 @@ def test_tables_of_which_a_token_needs_rows_take_no_memory() -> None:
     ]
 
     def weights(*more: str) -> Weights:
-        tensors = [Placement(name, f16, (32, 2, 8), 1024 * i) for i, name in enumerate([*names, *more])]
+        tensors = [(name, f16, (32, 2, 8), 1024 * i) for i, name in enumerate([*names, *more])]
         head = pack_header([numbers_entry("m.expert_used_count", GGUFValueType.INT32, [2])], tensors, 32)
         file = parse_head(Path("m"), head, len(head) + 1024 * len(tensors))
         assert file is not None

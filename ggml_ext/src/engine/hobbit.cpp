@@ -100,6 +100,23 @@ void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes) {
     model->set_snapshot_size(bytes);
 }
 
+size_t hobbit_check_header(const char * path, const char * data, size_t n_data, uint64_t size,
+                           enum hobbit_header_fault * fault, char * err, size_t err_size) {
+    gguf_file         file;
+    ggml_log_callback log  = nullptr;
+    void *            user = nullptr;
+    ggml_log_get(&log, &user);
+    *fault = HOBBIT_HEADER_NOT_READ;                                    // where memory runs out
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // the sentence says it
+    const bool ok = report_call("cannot read the header", err, err_size, [&] {
+        status s = file.open(path, { data, n_data }, size);
+        *fault   = hobbit_header_fault(s.reason());
+        return s;
+    });
+    ggml_log_set(log, user);
+    return ok ? file.header_bytes() : 0;
+}
+
 bool hobbit_check_limit(uint64_t memory, char * err, size_t err_size) {
     budget b;
     b.memory = memory;

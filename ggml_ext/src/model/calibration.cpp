@@ -90,7 +90,7 @@ status calibration::read(const std::string & model_path, const expert_index & in
                                model_path.c_str());
     };
     if (!s.ok()) {
-        return file.was_read() ? damaged(": " + s.message()) : s;
+        return s.reason() == HOBBIT_HEADER_NOT_READ ? s : damaged(": " + s.message());
     }
     if (!file.has("hobbit.model_bytes")) {
         return damaged("");

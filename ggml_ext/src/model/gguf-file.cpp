@@ -2,7 +2,6 @@
 #include "model/gguf-file.h"
 
 #include "base/files.h"
-#include "gguf.h"
 #include "hobbit.h"
 
 #include <algorithm>
@@ -22,37 +21,67 @@ uint32_t hobbit_max_experts(void) {
 
 namespace hobbit {
 
-static constexpr int MAX_LINKS = 40; // as many as Linux follows
+static constexpr int      MAX_LINKS    = 40;       // as many as Linux follows
+static constexpr uint64_t MOST_CLAIMED = 16 << 20; // bytes behind the end of a header that is cut; ggml allocates them
 
-void gguf_file::free_gguf::operator()(gguf_context * gguf) const {
-    gguf_free(gguf);
+static size_t read_next(void * file, void * bytes, uint64_t, size_t n) {
+    return fread(bytes, 1, n, static_cast<FILE *>(file));
+}
+
+// Says why ggml does not take the header.
+static status refusal(const char * path, FILE * file) {
+    const bool is_cut  = feof(file);
+    uint32_t   head[2] = {}; // magic and version
+    int32_t    type    = 0;
+    rewind(file);
+    const bool   is_empty = fread(head, 1, sizeof(head), file) == 0;
+    const char * unknown  = gguf_unknown_type(&type);
+    if (memcmp(head, GGUF_MAGIC, sizeof(head[0])) != 0) {
+        return status::error("%s is %s", path, is_empty ? "empty: download or copy it again" : "not a GGUF file");
+    }
+    if (is_cut) {
+        return status::error("%s is damaged: it ends in the middle of its header; download or copy it again", path)
+            .because(HOBBIT_HEADER_CUT);
+    }
+    if ((head[1] & 0xffff) == 0) {
+        return status::error("%s is for big-endian machines: convert it anew, or take another file", path);
+    }
+    if (head[1] < 2 || head[1] > GGUF_VERSION) {
+        return status::error("%s is GGUF version %u, but only 2 and %d can be read", path, head[1], GGUF_VERSION);
+    }
+    return unknown ? status::error("%s cannot be read: its '%s' has the type %d, perhaps one of ik_llama.cpp's own; "
+                                   "take another quantisation, or a newer pyhobbit",
+                                   path, unknown, type)
+                   : status::error("%s is damaged: its header contradicts itself; download or copy it again", path);
 }
 
 // Without ggml's tensors, which it would make before their dimensions are checked.
-status gguf_file::read_header() {
-    const std::unique_ptr<FILE, int (*)(FILE *)> file(ggml_fopen(path_.c_str(), "rb"), fclose);
-    struct stat                                  st;
-    if (!file || fstat(fileno(file.get()), &st) != 0) {
-        return status::error("cannot open '%s': %s", path_.c_str(), open_failure(errno).c_str());
+status gguf_file::read_header(std::string_view data) {
+    const std::unique_ptr<FILE, int (*)(FILE *)> file(data.data()
+                                                          ? fmemopen(const_cast<char *>(data.data()), data.size(), "rb")
+                                                          : ggml_fopen(path_.c_str(), "rb"),
+                                                      fclose);
+    struct stat st = {};
+    if (!file || (!data.data() && fstat(fileno(file.get()), &st) != 0)) {
+        return status::error("cannot open '%s': %s", path_.c_str(), open_failure(errno).c_str())
+            .because(HOBBIT_HEADER_NOT_READ);
     }
-    size_ = st.st_size;
+    size_ = data.data() ? size_ : st.st_size;
     errno = 0;
-    gguf_.reset(gguf_init_from_file_ptr(file.get(), { /* .no_alloc = */ true, /* .ctx = */ nullptr }));
-    was_read_ = gguf_ || !(ferror(file.get()) || errno == ENOMEM);
-    if (!was_read_) {
-        return status::error("cannot read '%s': %s", path_.c_str(), strerror(errno ? errno : EIO));
+    gguf_.reset(gguf_init_from_callback(read_next, file.get(), 0, (data.data() ? data.size() : size_) + MOST_CLAIMED,
+                                        { /* .no_alloc = */ true, /* .ctx = */ nullptr }));
+    if (!gguf_ && (ferror(file.get()) || errno == ENOMEM)) {
+        return status::error("cannot read '%s': %s", path_.c_str(), strerror(errno ? errno : EIO))
+            .because(HOBBIT_HEADER_NOT_READ);
     }
-    return gguf_ ? status()
-                 : status::error("'%s' is not a readable GGUF file: its header is cut short or damaged, or has "
-                                 "types that only another program knows",
-                                 path_.c_str());
+    return gguf_ ? status() : refusal(path_.c_str(), file.get());
 }
 
-status gguf_file::open(const std::string & path) {
+status gguf_file::open(const std::string & path, std::string_view data, uint64_t size) {
     path_ = path;
-    HOBBIT_TRY(read_header());
+    size_ = size;
+    HOBBIT_TRY(read_header(data));
     const gguf_context * gguf = gguf_.get();
-    const uint64_t       data = gguf_get_data_offset(gguf);
     for (int64_t id = 0; id < gguf_get_n_tensors(gguf); id++) {
         const int64_t * ne   = gguf_get_tensor_ne(gguf, id);
         const char *    name = gguf_get_tensor_name(gguf, id);
@@ -63,10 +92,9 @@ status gguf_file::open(const std::string & path) {
         tensors_.push_back({ name,
                              gguf_get_tensor_type(gguf, id),
                              { ne[0], ne[1], ne[2] },
-                             data + gguf_get_tensor_offset(gguf, id),
+                             header_bytes() + gguf_get_tensor_offset(gguf, id),
                              gguf_get_tensor_size(gguf, id) });
-    }
-    for (const tensor & t : tensors_) {
+        const tensor & t = tensors_.back();
         if (t.offset > size_ || t.size > size_ - t.offset) {
             return status::error("'%s' is truncated: tensor '%s' ends at byte %llu of %llu; "
                                  "download or convert it again",
@@ -75,6 +103,10 @@ status gguf_file::open(const std::string & path) {
         }
     }
     return {};
+}
+
+size_t gguf_file::header_bytes() const {
+    return gguf_get_data_offset(gguf_.get());
 }
 
 bool gguf_file::has(const std::string & key) const {
@@ -120,29 +152,26 @@ bool gguf_file::find_number(const std::string & key, double & value) const {
     return ok;
 }
 
-bool gguf_file::find_u64(const std::string & key, uint64_t & value) const {
+int64_t gguf_file::find(const std::string & key, int type) const {
     const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_UINT64) {
-        return false;
-    }
-    value = gguf_get_val_u64(gguf_.get(), id);
-    return true;
+    return id >= 0 && gguf_get_kv_type(gguf_.get(), id) == type ? id : -1;
+}
+
+bool gguf_file::find_u64(const std::string & key, uint64_t & value) const {
+    const int64_t id = find(key, GGUF_TYPE_UINT64);
+    value            = id >= 0 ? gguf_get_val_u64(gguf_.get(), id) : value;
+    return id >= 0;
 }
 
 bool gguf_file::find_string(const std::string & key, std::string & value) const {
-    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
-        return false;
-    }
-    value = gguf_get_val_str(gguf_.get(), id);
-    return true;
+    const int64_t id = find(key, GGUF_TYPE_STRING);
+    value            = id >= 0 ? gguf_get_val_str(gguf_.get(), id) : value;
+    return id >= 0;
 }
 
 int64_t gguf_file::find_array_of(const std::string & key, int type) const {
-    const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    const bool    is =
-        id >= 0 && gguf_get_kv_type(gguf_.get(), id) == GGUF_TYPE_ARRAY && gguf_get_arr_type(gguf_.get(), id) == type;
-    return is ? id : -1;
+    const int64_t id = find(key, GGUF_TYPE_ARRAY);
+    return id >= 0 && gguf_get_arr_type(gguf_.get(), id) == type ? id : -1;
 }
 
 bool gguf_file::find_strings(const std::string & key, std::vector<std::string_view> & values) const {

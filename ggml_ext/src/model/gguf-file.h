@@ -2,15 +2,13 @@
 #pragma once
 
 #include "base/status.h"
-#include "ggml.h"
+#include "gguf.h"
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
-
-struct gguf_context;
 
 namespace hobbit {
 
@@ -25,11 +23,11 @@ class gguf_file {
         uint64_t    size;
     };
 
-    // Fails unless every tensor lies within the file.
-    status open(const std::string & path);
+    // Fails unless every tensor lies within the file; the reason is a hobbit_header_fault. data: the first bytes of a
+    // file of `size`, which are read in its place.
+    status open(const std::string & path, std::string_view data = {}, uint64_t size = 0);
 
-    // False after an error of the system's, which says nothing of what the file holds.
-    bool was_read() const { return was_read_; }
+    size_t header_bytes() const;
 
     const std::string &         path() const { return path_; }
     uint64_t                    size() const { return size_; }
@@ -46,22 +44,18 @@ class gguf_file {
     bool find_floats(const std::string & key, std::vector<float> & values) const;
 
   private:
-    status read_header();
+    status read_header(std::string_view data);
 
+    int64_t find(const std::string & key, int type) const;          // -1: there is none
     int64_t find_array_of(const std::string & key, int type) const; // -1: there is none
 
     template <typename T>
     bool find_array(const std::string & key, int type, std::vector<T> & values) const;
 
-    struct free_gguf {
-        void operator()(gguf_context * gguf) const;
-    };
-
-    std::string                              path_;
-    uint64_t                                 size_     = 0;
-    bool                                     was_read_ = false;
-    std::vector<tensor>                      tensors_;
-    std::unique_ptr<gguf_context, free_gguf> gguf_;
+    std::string                                             path_;
+    uint64_t                                                size_ = 0;
+    std::vector<tensor>                                     tensors_;
+    std::unique_ptr<gguf_context, void (*)(gguf_context *)> gguf_{ nullptr, gguf_free };
 };
 
 // The path of a model's first part; see hobbit_first_part.

@@ -3,6 +3,7 @@
 
 #include "fixtures/gguf-builder.h"
 #include "fixtures/temp-dir.h"
+#include "hobbit.h"
 
 #include <doctest/doctest.h>
 #include <filesystem>
@@ -141,13 +142,13 @@ TEST_CASE("a file that is missing, no GGUF, or cut short is an error") {
         CHECK_FALSE(file.open(dir.path("")).ok());
     }
     SUBCASE("another format") {
-        CHECK(contains(file.open(dir.write("text.gguf", "not a model")), "not a readable GGUF"));
+        CHECK(contains(file.open(dir.write("text.gguf", "not a model")), "text.gguf is not a GGUF file"));
     }
     SUBCASE("empty") {
-        CHECK(contains(file.open(dir.write("empty.gguf", "")), "not a readable GGUF"));
+        CHECK(contains(file.open(dir.write("empty.gguf", "")), "empty.gguf is empty"));
     }
     SUBCASE("cut in the header") {
-        CHECK(contains(file.open(dir.write("cut.gguf", bytes.substr(0, 40))), "not a readable GGUF"));
+        CHECK(contains(file.open(dir.write("cut.gguf", bytes.substr(0, 40))), "ends in the middle of its header"));
     }
     SUBCASE("cut in the data") {
         const status s = file.open(dir.write("cut.gguf", bytes.substr(0, bytes.size() - 1)));
@@ -186,6 +187,32 @@ static std::string error_of(const std::vector<std::string> & tensors) {
     }
     gguf_file file;
     return file.open(dir.write("m.gguf", bytes + std::string(1024, 0))).message();
+}
+
+TEST_CASE("a type that only another program knows, or that ggml has removed, is no damage") {
+    for (const char type : { char(139), char(4) }) {
+        std::string tensor         = described("t", { 32 }, 0);
+        tensor[tensor.size() - 12] = type;
+        const std::string said     = error_of({ tensor });
+        CHECK(said.find("its 't' has the type " + std::to_string(uint8_t(type))) != std::string::npos);
+        CHECK(said.find("damaged") == std::string::npos);
+    }
+}
+
+TEST_CASE("the first bytes of a file are enough, and what ends too early is told from damage") {
+    const std::string tensors = described("a", { 32 }, 0) + described("b", { 32 }, 128);
+    const std::string header  = "GGUF" + number(3, 4) + number(2, 8) + number(0, 8) + tensors;
+    for (size_t size = 4; size <= header.size(); size++) {
+        gguf_file    file;
+        const status s = file.open("m", std::string_view(header).substr(0, size), 4096);
+        CHECK((s.ok() ? file.tensors().size() == 2 : s.reason() == HOBBIT_HEADER_CUT));
+        CHECK(s.ok() == (size == header.size()));
+    }
+    std::string damaged  = header;
+    damaged[24 + 8 + 1]  = 5; // more dimensions than there are
+    const status refused = gguf_file().open("m", damaged, 4096);
+    CHECK(contains(refused, "damaged"));
+    CHECK(refused.reason() == HOBBIT_HEADER_REFUSED);
 }
 
 TEST_CASE("dimensions of 0 and huge ones are an error, also side by side") {
