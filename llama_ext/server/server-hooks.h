@@ -255,3 +255,6 @@ std::pair<double, int32_t> server_report_layers();
 // then on: `size`, and that of `copied`, JSON. Answers that could never fit are refused; the error begins with `what`.
 // Without a bound on requests this does nothing.
 void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & copied, const std::string & what);
+// Waits so for texts that are embedded or ranked, and for tokens that are told as text.
+void server_requests_hold_vectors(size_t n_texts, size_t n_numbers);
+void server_requests_hold_tokens(const llama_vocab * vocab, const std::vector<llama_token> & tokens);

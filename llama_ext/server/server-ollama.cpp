@@ -236,21 +236,23 @@ static server_http_res_ptr embed(const server_http_req & req, const ollama_route
     const std::string model = server_ollama_name(body);
     const json        input = { { "model", model }, { "input", body.at(is_old ? "prompt" : "input") } };
     const auto        inner = routes.own.post_embeddings_oai(changed(req, "/v1/embeddings", input));
-    const json        found = json::parse(inner->data);
-    if (found.contains("error")) {
-        return server_answer({ { "error", found.at("error").at("message") } }, inner->status);
+    const std::string text = std::move(inner->data), key = "\"embedding\":";
+    if (inner->status != 200) {
+        return server_answer({ { "error", json::parse(text).at("error").at("message") } }, inner->status);
     }
-    json vectors = json::array();
-    for (const json & each : found.at("data")) {
-        vectors.push_back(each.at("embedding"));
+    // the vectors are copied as text: their tree would take many times that
+    const json used = json::parse(text.substr(0, text.find(",\"data\":")) + "}").at("usage").at("prompt_tokens");
+    auto       res  = server_answer(json{ { "model", model }, { "prompt_eval_count", used } });
+    auto &     out  = res->data;
+    out.reserve(text.size());
+    out.replace(out.size() - 1, 1, is_old ? ",\"embedding\":" : ",\"embeddings\":[");
+    for (size_t at = text.find(key), end = 0; at != std::string::npos && !(is_old && end); at = text.find(key, end)) {
+        out += end ? "," : "";
+        end  = text.find(']', at) + 1;
+        out.append(text, at + key.size(), end - at - key.size());
     }
-    if (is_old) {
-        return server_answer({ { "embedding", vectors.at(0) } });
-    }
-    const json used = found.value("usage", json::object());
-    return server_answer({ { "model", model },
-                           { "embeddings", vectors },
-                           { "prompt_eval_count", int64_t(used.value("prompt_tokens", 0.0)) } });
+    out += is_old ? "}" : "]}";
+    return res;
 }
 
 // --- models
@@ -334,8 +336,11 @@ static server_handler api(server_handler own) {
     server_call(&server_hooks::wrap, own);
     return [own](const server_http_req & req) -> server_http_res_ptr {
         const std::shared_ptr<void> end(nullptr, [](void *) { g_keep_ms = NOT_GIVEN; });
-        try {
-            return own(req);
+        try { // a refusal has OpenAI's form
+            auto       res   = own(req);
+            const json error = res->status < 400 ? json() : json::parse_no_throw(res->data).value("error", json());
+            return error.is_object() ? server_answer({ { "error", error.at("message") } }, res->status)
+                                     : std::move(res);
         } catch (const std::exception & e) {
             const bool is_bad = dynamic_cast<const std::invalid_argument *>(&e) != nullptr;
             return server_answer({ { "error", e.what() } }, is_bad ? 400 : 500);

@@ -38,7 +38,9 @@ constexpr uint64_t STRING_BYTE = 3, VALUE = 60, MESSAGE = 3500, TEXT_BYTE = 64;
 constexpr uint64_t MEDIA_BYTE = 8; // for each byte of a string that may be an image
 constexpr uint64_t PIXEL      = 8; // bytes while an image is decoded; twice that with 16 bits per channel
 constexpr uint64_t SAMPLE = 16, SILENCE = 5 * MIB; // for each sample of audio, and for the half minute that is added
-constexpr uint64_t MAX_PROMPTS = 256;
+constexpr uint64_t MAX_PROMPTS = 256, MAX_LOOKS = 8 * MIB;
+// for each text that is embedded or ranked, number of a vector, token that is told as text, and byte of that
+constexpr uint64_t TASK = 8 << 10, NUMBER = 64, TOKEN = 300, SPELT_BYTE = 16;
 
 constexpr uint64_t SMALL_TEXT = 4 << 10, SMALL_ANSWER = 16 << 10; // they count nothing
 constexpr int      KEPT = MIB;                                    // bytes that a heap may keep
@@ -138,14 +140,16 @@ class tree_counter {
   public:
     uint64_t bytes() const { return n_values_ * VALUE + n_chars_ * g_string_byte + n_messages_ * MESSAGE; }
 
+    uint64_t n_looks = 0; // each name of an object is compared with those before it
+
     bool null() { return value(); }
     bool boolean(bool) { return value(); }
     bool number_integer(int64_t) { return value(); }
     bool number_unsigned(uint64_t) { return value(); }
     bool number_float(double, const std::string &) { return value(); }
-    bool start_object(size_t) { return value(); }
+    bool start_object(size_t) { return n_names_.push_back(0), value(); }
+    bool end_object() { return n_names_.pop_back(), true; }
     bool start_array(size_t) { return value(); }
-    bool end_object() { return true; }
     bool end_array() { return true; }
     bool binary(const nlohmann::json::binary_t &) { return false; }
 
@@ -155,6 +159,7 @@ class tree_counter {
     }
 
     bool key(const std::string & name) {
+        n_looks     += n_names_.back()++;
         n_messages_ += name == "role";
         return string(name);
     }
@@ -169,13 +174,15 @@ class tree_counter {
     }
 
     uint64_t n_values_ = 0, n_chars_ = 0, n_messages_ = 0;
+
+    std::vector<uint64_t> n_names_; // names of each object that has begun
 };
 
-// An upper bound on the memory of the tree of a JSON text, and of its copies while it is read.
-uint64_t tree_bytes(const std::string & text) {
+// Bounds on the memory of the tree of a JSON text, and of its copies while it is read, and on the names looked at.
+tree_counter count_tree(const std::string & text) {
     tree_counter counter;
     nlohmann::json::sax_parse(text, &counter);
-    return counter.bytes();
+    return counter;
 }
 
 std::string refusal(const char * what, uint64_t size, const char * for_what, uint64_t limit) {
@@ -319,6 +326,7 @@ class requests_hooks : public server_hooks {
         g_is_router = params.model.path.empty();
         // a body that stops in the middle holds memory that others wait for
         server.set_read_timeout(std::min(params.timeout_read, 10));
+        server.set_write_timeout(std::min(params.timeout_write, 30)); // as an answer that nobody reads
         server.set_error_handler([api = params.api_prefix + "/api/"](const auto & req, auto & res) {
             answer_error(string_starts_with(req.path, api), res);
         });
@@ -332,7 +340,11 @@ class requests_hooks : public server_hooks {
     void wrap(server_handler & handler) override {
         handler = [inner = std::move(handler)](const server_http_req & req) {
             std::unique_ptr<server_http_res> response;
-            const uint64_t                   size = tree_bytes(req.body);
+            const tree_counter               count = count_tree(req.body);
+            const uint64_t                   size  = count.bytes();
+            if (count.n_looks > MAX_LOOKS) {
+                return server_refusal("the request's objects have too many names: one may have 4000, many fewer", 400);
+            }
             if (size > g_trees.limit()) {
                 return server_refusal(refusal("the request", size, " to read", g_trees.limit()), 413);
             }
@@ -364,6 +376,7 @@ class requests_hooks : public server_hooks {
                     own->held.reset();
                 }
             }
+            attach(*response, response->data.size() > SMALL_ANSWER ? tree : nullptr); // its client may read slowly
             tree.reset();
             if (response->finish) {
                 response->finish();
@@ -435,7 +448,7 @@ class requests_hooks : public server_hooks {
 } // namespace
 
 void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & copied, const std::string & what) {
-    const uint64_t all = reading::here ? reading::here->n_prompts * n * (size + tree_bytes(copied)) : 0;
+    const uint64_t all = reading::here ? reading::here->n_prompts * n * (size + count_tree(copied).bytes()) : 0;
     if (all < SMALL_ANSWER || !is_bounded()) {
         return;
     }
@@ -446,6 +459,19 @@ void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & 
     if (!reading::here->answer && !(reading::here->answer = g_texts.take(all, reading::here->should_stop))) {
         throw std::runtime_error("the client has left");
     }
+}
+
+void server_requests_hold_vectors(size_t n_texts, size_t n_numbers) {
+    server_requests_hold_answers(1, n_texts * TASK + n_numbers * NUMBER, "",
+                                 string_format("%zu texts and %zu numbers of vectors", n_texts, n_numbers));
+}
+
+void server_requests_hold_tokens(const llama_vocab * vocab, const std::vector<llama_token> & tokens) {
+    uint64_t size = tokens.size() * TOKEN;
+    for (const llama_token token : tokens) {
+        size += std::strlen(llama_vocab_get_text(vocab, token)) * SPELT_BYTE;
+    }
+    server_requests_hold_answers(1, size, "", string_format("%zu tokens as text", tokens.size()));
 }
 
 server_hooks & server_hooks_requests = server_hooks_of<requests_hooks>();

@@ -11,17 +11,14 @@
 // Settings of the expert cache that a request brings. It begins a sequence of the cache with them, and computes tokens
 // anew that a slot has in lower precision.
 
-static const std::vector<const hobbit_setting_spec *> & live_settings() {
-    static const auto all = [] {
-        std::vector<const hobbit_setting_spec *> found;
-        for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
-            if (spec->is_live) {
-                found.push_back(spec);
-            }
+static std::vector<const hobbit_setting_spec *> live_settings() {
+    std::vector<const hobbit_setting_spec *> found;
+    for (size_t i = 0; const hobbit_setting_spec * spec = hobbit_setting_spec_at(i); i++) {
+        if (spec->is_live) {
+            found.push_back(spec);
         }
-        return found;
-    }();
-    return all;
+    }
+    return found;
 }
 
 static std::string live_names() {
@@ -61,8 +58,8 @@ static std::vector<hobbit_setting> parse_settings(const json & data, bool & alon
             alone = item.value().get<bool>();
             continue;
         }
-        const auto & live = live_settings();
-        const auto   spec = std::find_if(live.begin(), live.end(), [&](auto * s) { return item.key() == s->option; });
+        const auto live = live_settings();
+        const auto spec = std::find_if(live.begin(), live.end(), [&](auto * s) { return item.key() == s->option; });
         if (spec == live.end()) {
             throw std::invalid_argument(
                 string_format("has no '%s', only %s", item.key().c_str(), live_names().c_str()));

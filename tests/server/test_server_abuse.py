@@ -139,8 +139,10 @@ def trigger(kind: int, text: str) -> dict[str, Any]:
     return {"grammar": 'root ::= "x"', "grammar_lazy": True, "grammar_triggers": [found]}
 
 
-CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(DEEP)} | {f"d{DEEP}": {"type": "null"}}
-RULES = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(2 * DEEP)) + f'\nr{2 * DEEP} ::= "x"'
+LINKS = 3900  # an object has no more names
+CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(LINKS)} | {f"d{LINKS}": {"type": "null"}}
+MANY = 30_500  # more than a grammar may have, in a text that fits
+RULES = "root ::= r0\n" + "\n".join(f"r{i:x}::=r{i + 1:x}" for i in range(MANY)) + f'\nr{MANY:x} ::= "x"'
 
 
 @pytest.mark.parametrize(
