@@ -131,3 +131,31 @@ def test_an_object_of_many_names_is_not_looked_through(server: Server, wrapped: 
             assert server.cpu_s() - before < 1, (path, n)
             assert answer.status in status, (path, n, answer.text)
             assert n < 4200 or "too many names" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/tokenize", {"content": "a", "x": 1e400}, ""),
+        ("/v1/chat/completions", {"messages": "x"}, "messages"),
+        ("/v1/chat/completions", {"model": "m"}, "messages"),
+        ("/completion", {"prompt": "x", "n_predict": "x"}, "n_predict"),
+        ("/detokenize", {"tokens": "x"}, "must be array, but is string (near 'tokens')"),
+        (
+            "/embedding",
+            {"input": "x", "embd_normalize": "x"},
+            "must be number, but is string (near 'embd_nor",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "x", "encoding_format": 1},
+            "must be string, but is number (near 'encoding",
+        ),
+        ("/rerank", b"{", ""),
+        ("/completion", b'{"prompt": nan}', "parse error at line 1, column 1"),
+    ],
+)
+def test_errors_name_the_field_and_no_library(server: Server, path: str, body: object, said: str) -> None:
+    answer = server.request(path, body)
+    assert said in answer.text
+    assert "exception" not in answer.text
