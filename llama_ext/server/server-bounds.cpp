@@ -13,9 +13,9 @@
 
 namespace {
 
-constexpr size_t MAX_BREAKERS = 32, MAX_BREAKER = 40; // each is compared with the whole vocabulary
-constexpr size_t MAX_TRIGGER = 8192;                  // std::regex calls itself for each part of a pattern
-constexpr size_t PROBABILITY = 1400, PARSER = 300;    // bytes, as measured: a token in an answer, a part of a parser
+constexpr size_t MAX_BREAKERS = 32, MAX_BREAKER = 40;            // each is compared with the whole vocabulary
+constexpr size_t MAX_TRIGGER = 8192;                             // std::regex calls itself for each part of a pattern
+constexpr size_t PROBABILITY = 1400, PARSER = 300, GRAMMAR = 24; // bytes of a token, a parser's part, a grammar's byte
 
 class bounds_hooks : public server_hooks {
   public:
@@ -73,7 +73,8 @@ class bounds_hooks : public server_hooks {
         const int32_t n_most   = params.n_predict < 0 ? n_ctx : std::min(params.n_predict, n_ctx);
         const int32_t n_tokens = params.stream ? 1 : n_most;
         const int32_t n_probs  = std::min<int32_t>(std::max(sampling.n_probs, 0), n_vocab_);
-        const auto size = uint64_t(n_probs) * n_tokens * PROBABILITY + params.chat_parser_params.parser.size() * PARSER;
+        const auto    size     = uint64_t(n_probs) * n_tokens * PROBABILITY +
+                          params.chat_parser_params.parser.size() * PARSER + sampling.grammar.grammar.size() * GRAMMAR;
         const auto copied = json{ { "own", params.to_json() }, { "fields", params.response_fields } };
         server_requests_hold_answers(std::max(params.n_cmpl, 1), size, safe_json_to_str(copied),
                                      string_format("%d probabilities for each of %d tokens, and the request's fields,",

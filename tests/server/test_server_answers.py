@@ -6,17 +6,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
-from servers import Server, serving
+from servers import Server, running, serving
+
+from bench.harness.system import NoCgroupError, memory_cgroup
 
 _LIMIT = 220 << 20
 _SLACK = 8 << 20
+_DRAFTS = ("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", 3, "--spec-ngram-mod-n-min", 1)
 
 pytestmark = pytest.mark.skipif(not models.stock_dir().exists(), reason="needs make stock")
 
@@ -30,6 +34,19 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, models.ROOT / "tests/random_moe.py", "--lib-dir", models.stock_dir()]
     subprocess.run(list(map(str, [*command, "--arch", "qwen3moe", *size, *types])), check=True)
     return model
+
+
+@pytest.fixture(scope="module")
+def drafting(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that drafts, in a cgroup of its own limit."""
+    serve = [sys.executable, "-m", "pyhobbit", "serve", wide, "--memory", _LIMIT, "--parallel", 4, *_DRAFTS]
+    try:
+        with memory_cgroup(_LIMIT) as cgroup:
+            inside = cgroup.joining(list(map(str, [*serve, "--ctx-size", 1024])))
+            with running(inside, tmp_path_factory.mktemp("drafting") / "log") as server:
+                yield server
+    except NoCgroupError as e:
+        pytest.skip(str(e))
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +176,28 @@ def test_errors_name_the_field_and_no_library(server: Server, path: str, body: o
     answer = server.request(path, body)
     assert said in answer.text
     assert "exception" not in answer.text
+
+
+GRAMMARS: dict[str, Callable[[int], str]] = {
+    "literal": lambda n: f'root ::= "{"a" * n}"',
+    "alternatives": lambda n: "root ::= " + "|".join(['"a"'] * (n // 4)),
+    "class": lambda n: f"root ::= [{'a' * n}]*",
+    "groups": lambda n: "root ::= " + '("a")' * (n // 5),
+    "rules": lambda n: "root ::= r0\n" + "".join(f'r{i}::="a"\n' for i in range(n // 11)),
+    "names": lambda n: f'root ::= {"a" * (n // 2)}\n{"a" * (n // 2)} ::= "a"',
+    "choices": lambda n: "root ::= (" + "|".join(['("a")'] * (n // 6)) + ")*",
+}
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_copies_of_a_large_grammar_keep_to_the_memory(drafting: Server, kind: str) -> None:
+    """Each slot has one, and a draft copies it."""
+
+    def ask(n: int) -> int:
+        body = {"prompt": "aaa " * 16, "n_predict": 12, "temperature": 0, "grammar": GRAMMARS[kind](n)}
+        return drafting.request("/completion", {**body, "n_cmpl": 1 if n > 100_000 else 4}).status
+
+    with ThreadPoolExecutor(4) as clients:
+        for n in (50_000, 250_000, 1_000_000):
+            assert set(clients.map(ask, [n] * 4)) <= {200, 400, 413}
+            assert drafting.peak() <= _LIMIT + _SLACK, n
