@@ -38,7 +38,7 @@ from pyhobbit.settings.overrides import kv_overrides
 ROOT = Path(__file__).resolve().parent.parent
 # this Python, or a command that runs that of another machine
 PYTHON = shlex.split(os.environ.get("LOGITS_PYTHON", shlex.quote(sys.executable)))
-FORKED = forked.Program("logits:main", [*forked.FOR_LLAMA_CPP, "logits"], ROOT / "tests")
+FORKED = forked.Program("logits:main", [*forked.FOR_LLAMA_CPP, "hobbit_header", "logits"], ROOT / "tests")
 N_THREADS = int(os.environ.get("LOGITS_THREADS", "2"))
 N_CTX = 1024
 TIMEOUT_S = int(os.environ.get("LOGITS_TIMEOUT_S", "900"))
@@ -323,12 +323,8 @@ def _add_modelled(lib_dir: Path, text: str) -> ctypes.CDLL:
 
 def hobbit_structs(lib_dir: Path, session: Any) -> Iterator[tuple[str, Any]]:
     """info/FIELD, stats/FIELD and devices/NUMBER/FIELD of a model with an expert cache."""
-    from cffi import FFI
+    from hobbit_header import ffi  # needs cffi, and stock does not
 
-    from pyhobbit.native.build import declarations
-
-    ffi = FFI()
-    ffi.cdef(declarations((ROOT / "ggml_ext/include/hobbit.h").read_text(encoding="utf-8")))
     lib = ffi.dlopen(str(lib_dir / "libggml-hobbit.so"))
     find = session.llama._lib.llama_model_expert_cache
     find.argtypes, find.restype = [ctypes.c_void_p], ctypes.c_void_p
