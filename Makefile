@@ -88,8 +88,8 @@ install: $(INSTALLED)
 
 build: $(DEVELOPED)
 
-test: # one test more than processors, since tests wait, too
-	@$(MAKE) --no-print-directory --jobs=2 .venv/.dependencies stock && $(MAKE) --no-print-directory ctest # beside pip
+test: # stock is built while pip is at work; one more test than processors runs, since tests wait, too
+	@$(MAKE) --no-print-directory --jobs=2 .venv/.dependencies stock && $(MAKE) --no-print-directory ctest
 	pytest --numprocesses=$$(($(JOBS) + 1)) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
 # Everything that reads all code or needs a build of its own; after `test`, before a release.
