@@ -57,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
     what = f"tokens per part (default: {CalibrationConfig.default_n_ctx})"
     add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
-    add_thread_arguments(parser, ", and tables of the results")
+    add_thread_arguments(parser)
     add_override_argument(parser)
     add_setting_arguments(parser, _SETTINGS, _KEYS)
 
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
     path = report.calibration.write(args.model)
     text, is_faster = _in_short(args.model, config.engine, report)
     print(f"In short: {text}")
-    if args.verbose:
-        print(report.summary())
+    if report.low_alone_holds:
+        print("a plain model in the low tier's type, by pyhobbit llama quantize, keeps the limit as well")
     applies = "it applies automatically from now on"
     if not is_faster and _PRECISION.isdisjoint(read_options(args.model)):
         own = write_options(args.model, {"quality": "lossless"}).name
@@ -123,7 +123,10 @@ def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") ->
     share = quality.bytes_per_token / report.high_bytes_per_token
     found = f"{share:.0%} of the bytes per token, {1 - quality.same_top1:.0%} of the next tokens change, "
     found += f"total variation {quality.total_variation:.2g}"
-    found += "" if report.checks else " (not checked on other text)"
+    if report.static_low:
+        found += f", {report.static_low:.0%} of the experts are low for all tokens"
+    n_checked = CalibrationConfig.min_checked
+    found += "" if report.checks else f" (not checked on other text, which takes {n_checked} parts)"
     try:
         before, after = speed("lossless"), speed("small-loss")
     except HobbitError as e:  # a model that ends every answer

@@ -166,11 +166,11 @@ def add_batch_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help=what)
 
 
-def add_thread_arguments(parser: argparse.ArgumentParser, shown: str = "") -> None:
-    """Declares --threads and --verbose.  shown: what the verb then shows too."""
+def add_thread_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares --threads and --verbose."""
     add = parser.add_argument
     add("--threads", type=int, metavar="N", help="computing threads (default: one per processor core)")
-    add("--verbose", action="store_true", help=f"show llama.cpp's log on standard error{shown}")
+    add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
 
 
 def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collection[str] = ()) -> EngineConfig:

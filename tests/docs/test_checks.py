@@ -239,7 +239,7 @@ def test_the_readme_clones_from_the_projects_address() -> None:
 
 
 def test_the_readmes_picture_has_the_figures_of_its_table() -> None:
-    import picture
+    import picture  # lies in docs/
 
     found = picture.read((ROOT / "docs/results/q4_k_m.md").read_text("utf-8"))
     drawn = (ROOT / "docs/speed-by-memory.svg").read_text("utf-8")

@@ -208,13 +208,12 @@ def test_calibrating_again_finds_the_same(
     """The first calibration's values do not lead the second."""
     model, found = calibrated
     stored = calibration_path(model).read_bytes()
-    done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--verbose")
+    done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02)
     assert done.returncode == 0, done.stderr
     assert calibration_path(model).read_bytes() == stored
-    assert f"rule price   price = {found['quality']['price']:g}   <- stored" in done.stdout
-    assert f"t1 = {found['by_rule']['gate']['t1']:g}, t2 = {found['by_rule']['gate']['t2']:g}" in done.stdout
+    assert f"total variation {found['quality']['total_variation']:.2g}" in done.stdout
+    assert "(not checked on other text, which takes 8 parts), about " in done.stdout
     assert "stored in" in done.stdout
-    assert "checked on no other text, so that no confidence can be stated; that takes 8 parts" in done.stdout
     stored_keys = set(GGUFReader(calibration_path(model)).fields)
     assert not stored_keys & {"hobbit.confidence", "hobbit.price.check.mean_kl"}
 
@@ -228,8 +227,7 @@ def test_a_bound_holds_on_text_that_the_fit_has_not_seen(bound: dict[str, float]
     stored = {key.removeprefix("hobbit."): field.contents() for key, field in fields.items()}
     assert stored["confidence"] == 0.95
     assert {key: stored[key] for key in ("max_kl", "max_ppl_increase") if key in stored} == bound
-    summary = report.summary()
-    assert "checked on 8 parts that the fit has not seen" in summary
+    assert report.n_chunks // 2 == 8
     for rule in ("gate", "price"):
         fit, check = report.by_rule[rule], report.checks[rule]
         assert fit.numbers == check.numbers
@@ -240,7 +238,6 @@ def test_a_bound_holds_on_text_that_the_fit_has_not_seen(bound: dict[str, float]
             assert of.ratio_at_most - 1 <= bound.get("max_ppl_increase", math.inf)
         assert stored[f"{rule}.fit.mean_kl"] == fit.mean_kl
         assert stored[f"{rule}.check.kl_at_most"] == check.kl_at_most
-        assert f"KL divergence {check.mean_kl:.2g}, at most {check.kl_at_most:.2g}" in summary
         with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, rule=rule))) as engine:
             pools = engine.info()
         share = pools.pool_bytes_low / (pools.pool_bytes_low + pools.pool_bytes_high)

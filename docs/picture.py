@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Draws the README's picture, docs/speed-by-memory.svg, from docs/results/q4_k_m.md.
 
-    python tests/docs/picture.py
+    python docs/picture.py
 
 Needs matplotlib: pip install matplotlib.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parent
 FILE_GB = 5.0
 # A line's label, its arms and its colour. The last arms of a line have all experts in memory.
 LINES = {
