@@ -70,7 +70,6 @@ class _Found:
     by_rule: dict[str, Quality] = field(default_factory=dict)
     checks: dict[str, Quality] = field(default_factory=dict)
     fast: dict[str, Quality] = field(default_factory=dict)
-    n_trials: int = 0
     costs: Costs | None = None
     low_alone: Quality | None = None
 
@@ -187,7 +186,6 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
             cheapest(fit, loose)
         within = (each for each in fit.measured.values() if loose.holds(each))
         found.fast[rule] = min(within, key=lambda each: each.bytes_per_token)
-        found.n_trials += len(fit.measured) + len(check.measured)
         bar.total = bar.n
 
 
@@ -245,7 +243,6 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         ),
         n_tokens=known.n_tokens,
         n_chunks=len(known.chunks),
-        n_trials=found.n_trials,
         has_low_tier=known.has_low,
         bound=str(known.bound),
         by_rule=found.by_rule,

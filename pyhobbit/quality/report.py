@@ -16,9 +16,9 @@ from pyhobbit.quality.stored import Calibration
 class CalibrationReport:
     """Results of a calibration, and their basis.
 
-    calibration: is stored beside the model.  n_tokens, n_chunks: of the text that was used. n_trials:
-    settings that were tried. has_low_tier: without one only the cache is fitted. bound: limit on the loss
-    of quality, for people. high_bytes_per_token: with everything in high precision.
+    calibration: is stored beside the model.  n_tokens, n_chunks: of the text that was used. has_low_tier:
+    without one only the cache is fitted. bound: limit on the loss of quality, for people.
+    high_bytes_per_token: with everything in high precision.
     by_rule: the best of each rule that was tried, on the text its numbers were chosen on. checks: the same
     settings on the half that the fit has not seen; empty without one.
     low_alone: with everything in low precision, on the half that checks; low_alone_holds: True if that keeps
@@ -28,7 +28,6 @@ class CalibrationReport:
     calibration: Calibration
     n_tokens: int
     n_chunks: int
-    n_trials: int
     has_low_tier: bool
     bound: str
     by_rule: dict[str, Quality]

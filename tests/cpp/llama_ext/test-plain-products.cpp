@@ -11,9 +11,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -250,7 +252,10 @@ TEST_CASE("a product that is aborted ends after a few chunks") {
             has_ids ? ggml_mul_mat_id(op.ctx.get(), w, x, op.ids({ 0 }, 1)) : ggml_mul_mat(op.ctx.get(), w, x);
         std::memset(out->data, 0, ggml_nbytes(out));
         int        calls = 0;
-        const auto abort = [](void * data) { return ++*static_cast<int *>(data) > 3; };
+        const auto abort = [](void * data) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1)); // it is asked once in a millisecond
+            return ++*static_cast<int *>(data) > 3;
+        };
         CHECK(compute_on_cpu(op.ctx.get(), out, 1, abort, &calls) == GGML_STATUS_ABORTED);
         CHECK(static_cast<float *>(out->data)[3999] == 0.0F);
         CHECK(calls < 8);
