@@ -49,6 +49,7 @@ static std::vector<hobbit_setting> parse_settings(const json & data, bool & alon
         throw std::invalid_argument(
             "must be an object like {\"quality\": \"fast\"}, {\"t1\": 0.6, \"t2\": 0.9} or {\"price\": 0.01}");
     }
+    const auto                  live = live_settings();
     std::vector<hobbit_setting> changes;
     for (const auto & item : data.items()) {
         if (item.key() == "alone") {
@@ -58,7 +59,6 @@ static std::vector<hobbit_setting> parse_settings(const json & data, bool & alon
             alone = item.value().get<bool>();
             continue;
         }
-        const auto live = live_settings();
         const auto spec = std::find_if(live.begin(), live.end(), [&](auto * s) { return item.key() == s->option; });
         if (spec == live.end()) {
             throw std::invalid_argument(
