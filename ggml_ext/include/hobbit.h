@@ -490,7 +490,7 @@ enum hobbit_header_fault {
 };
 
 // Reads and checks the header of the GGUF file `path`, or of one of `size` bytes by its first ones, where `data` is not
-// NULL. Returns the bytes of the header, or 0 with the reason.
+// NULL. Returns the bytes of the header, or 0 with the reason. ggml's log is off meanwhile, and nobody else may set it.
 HOBBIT_API size_t hobbit_check_header(const char * path, const char * data, size_t n_data, uint64_t size,
                                       enum hobbit_header_fault * fault, char * err, size_t err_size);
 
