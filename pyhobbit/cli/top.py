@@ -12,16 +12,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from pyhobbit.cli.server_flags import HOST, PORT, SERVER
+from pyhobbit.cli.server_flags import HOST, PORT
 from pyhobbit.engine.stats import Pool
-from pyhobbit.errors import ConfigError, HobbitError
+from pyhobbit.errors import HobbitError
 from pyhobbit.settings.config import format_size
 
-_URL = "http://127.0.0.1:8080"
+_URL = f"{HOST}:{PORT}"
 _TIMEOUT_S, _INTERVAL_S = 5, 1
 _BARS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 60  # intervals
@@ -33,14 +31,14 @@ Sample = Mapping[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("url", nargs="?", metavar="URL", help="address, HOST:PORT or PORT (default: this machine's server)")
+    add("url", nargs="?", metavar="URL", help=f"address, HOST:PORT or PORT (default: {_URL})")
     add("--model", metavar="NAME", help="the model to watch, of a server of several")
     add("--api-key", metavar="KEY", help="key of the server, if it wants one")
     add("--once", action="store_true", help="print one interval and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    url = (args.url or _own_address()).rstrip("/").removesuffix("/v1")
+    url = (args.url or _URL).rstrip("/").removesuffix("/v1")
     url = ("" if "://" in url else "http://127.0.0.1:" if url.isdecimal() else "http://") + url
     model = args.model or _loaded_model(url, args.api_key)
     before = _ask(url, model, args.api_key)
@@ -58,32 +56,6 @@ def run(args: argparse.Namespace) -> int:
         if args.once:
             return 0
         before = now
-
-
-def _own_address() -> str:
-    """The address of this machine's only server. Raises ConfigError where there are several."""
-    processes = (folder for folder in Path("/proc").iterdir() if folder.name.isdecimal())
-    addresses = set(filter(None, map(_address, processes)))
-    if len(addresses) > 1:
-        listed = ", ".join(sorted(addresses))
-        raise ConfigError(f"several servers run here; give the address of one: {listed}")
-    return next(iter(addresses), _URL)
-
-
-def _address(process: Path) -> str:
-    """HOST:PORT of a server, by its folder in /proc; "" for another process, and where clients reach none."""
-    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-        program, *arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        text = (process / "environ").read_text(errors="replace")
-        variables = dict(each.partition("=")[::2] for each in text.split("\0"))
-        if program == str(SERVER) and "LLAMA_SERVER_ROUTER_PORT" not in variables:
-            given = dict(pairwise(arguments))
-            host = given.get("--host", variables.get("LLAMA_ARG_HOST", HOST)).split(",")[0]
-            host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host)
-            port = given.get("--port", variables.get("LLAMA_ARG_PORT", PORT))
-            if not host.endswith(".sock") and port != "0":
-                return f"{f'[{host}]' if ':' in host else host}:{port}"
-    return ""
 
 
 def _loaded_model(url: str, key: str | None) -> str | None:

@@ -6,16 +6,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyhobbit._tables import COUNTERS
-from pyhobbit.cli import top
 from pyhobbit.cli.main import main
-from pyhobbit.cli.server_flags import SERVER
 from pyhobbit.cli.top import lines
 from pyhobbit.engine.stats import rates
 
@@ -165,36 +161,6 @@ def test_what_cannot_be_shown_is_one_sentence(
 ) -> None:
     assert main(["top", f"{address}/plain", "--once", *arguments]) in (1, 2)
     assert message in capsys.readouterr().err
-
-
-def test_the_only_server_of_the_machine_is_found(
-    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = address.removeprefix("http://")
-    monkeypatch.setattr(top, "_address", lambda _: plain)
-    assert main(["top", "--api-key", "k", "--once"]) == 0
-    assert capsys.readouterr().out.startswith(f"pyhobbit serve at {address}\n")
-    both = cycle([plain, "127.0.0.1:9"])
-    monkeypatch.setattr(top, "_address", lambda _: next(both))
-    assert main(["top"]) == 2
-    assert f"give the address of one: {plain}, 127.0.0.1:9" in capsys.readouterr().err
-
-
-def test_the_address_of_a_server_is_one_that_clients_reach(tmp_path: Path) -> None:
-    def address(*arguments: str, program: str = str(SERVER), **variables: str) -> str:
-        (tmp_path / "cmdline").write_text("".join(f"{each}\0" for each in (program, *arguments)))
-        (tmp_path / "environ").write_text("".join(f"{name}={value}\0" for name, value in variables.items()))
-        return top._address(tmp_path)
-
-    assert address("-m", "x.gguf") == "127.0.0.1:8080"
-    assert address("--host", "0.0.0.0", "--port", "9") == "127.0.0.1:9"
-    assert address("--host", "::") == "[::1]:8080"
-    assert address("--host", "localhost,::1") == "127.0.0.1:8080"
-    assert address("--host", "/run/x.sock") == address("--port", "0") == ""
-    assert address(LLAMA_ARG_HOST="0.0.0.0", LLAMA_ARG_PORT="9") == "127.0.0.1:9"
-    assert address("--port", "8", LLAMA_ARG_PORT="9") == "127.0.0.1:8"
-    assert address(LLAMA_SERVER_ROUTER_PORT="1") == ""  # a model's, behind the server of a folder
-    assert address(program="vim") == top._address(tmp_path / "gone") == ""
 
 
 @pytest.mark.parametrize(
