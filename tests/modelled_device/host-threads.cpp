@@ -69,7 +69,6 @@ static const auto & real_functions() {
 struct host_thread {
     enum { running, ready, blocked, ended } state = ready;
     ns_t           now                            = 0;
-    ns_t           marked                         = 0; // CPU time up to which code was counted
     int            depth                          = 0; // nested scopes
     bool           counts                         = true;
     bool           is_main                        = false;
@@ -89,12 +88,6 @@ static std::list<host_thread> & threads() {
 }
 
 static thread_local host_thread * self = nullptr;
-
-static ns_t cpu_time() {
-    timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return ns_t(t.tv_sec) * 1000000000 + t.tv_nsec;
-}
 
 static ns_t time_of(const host_thread & t) {
     return t.state == host_thread::blocked ? std::max(t.now, t.deadline) : t.now;
@@ -179,32 +172,18 @@ void host_threads::begin() {
     threads().back().state   = host_thread::running;
     threads().back().is_main = true;
     real_functions().unlock(&order);
-    self         = &threads().back();
-    self->marked = cpu_time();
-}
-
-// An empty scope would count this: reading the CPU time takes a system call.
-static ns_t cost_of_reading() {
-    static const ns_t cost = [] {
-        ns_t least = 1000000;
-        for (int i = 0; i < 1000; i++) {
-            const ns_t before = cpu_time();
-            least             = std::min(least, cpu_time() - before);
-        }
-        return least;
-    }();
-    return cost;
+    self = &threads().back();
 }
 
 host_threads::scope::scope() {
-    if (self && self->depth++ == 0 && self->counts) {
-        clock().code(self->now, std::max<ns_t>(0, cpu_time() - self->marked - cost_of_reading()), self->is_main);
+    if (self) {
+        self->depth++;
     }
 }
 
 host_threads::scope::~scope() {
-    if (self && --self->depth == 0) {
-        self->marked = cpu_time();
+    if (self) {
+        self->depth--;
     }
 }
 
@@ -214,7 +193,6 @@ ns_t & host_threads::scope::now() {
 }
 
 void host_threads::count_code(bool on) {
-    const scope here;
     if (self) {
         self->counts = on;
     }
@@ -262,9 +240,8 @@ static void notify(pthread_cond_t * c, bool all) {
 }
 
 static void * run(void * argument) {
-    self         = static_cast<host_thread *>(argument);
-    self->id     = pthread_self();
-    self->marked = cpu_time();
+    self     = static_cast<host_thread *>(argument);
+    self->id = pthread_self();
     real_functions().lock(&order);
     while (self->state != host_thread::running) {
         real_functions().wait(&self->turn, &order);

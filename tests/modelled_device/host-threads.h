@@ -17,7 +17,7 @@ void begin();
 // Returns true if the caller takes part.
 bool takes_part();
 
-// Counts the code of the calling thread between two scopes; within one it costs nothing.
+// Within one, locks of the calling thread cost nothing.
 class scope {
   public:
     scope();
@@ -29,7 +29,7 @@ class scope {
     ns_t & now();
 };
 
-// Lets the code of the calling thread count, or take no time.
+// Lets the locks of the calling thread take time, or none.
 void count_code(bool on);
 
 // The process's clock; prices are those of the file that MODELLED_PRICES names.

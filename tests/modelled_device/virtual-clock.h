@@ -14,7 +14,6 @@ using ns_t = int64_t; // virtual nanoseconds
 // Prices of one machine, as a price file names them: microseconds (_us), GB/s (_gbs, which are bytes per ns). Columns:
 // name, default, meaning.
 #define MODELLED_PRICES(PRICE)                                                                                         \
-    PRICE(host_factor, 1, "applied to the CPU time that host code takes here")                                         \
     PRICE(lock_us, 0, "code around a lock: a price that is the same each time")                                        \
     PRICE(wake_us, 5, "from a signal to the thread that it wakes")                                                     \
     PRICE(copy_call_us, 6, "host time to start a copy")                                                                \
@@ -86,13 +85,11 @@ class virtual_clock {
 
     const prices & price() const { return p_; }
 
-    // Host code took so much CPU time where the model runs.
-    void code(ns_t & host, ns_t cpu_time, bool decodes = true) {
-        took(host, ns_t(double(cpu_time) * p_.host_factor), decodes);
-    }
-
     // Host code has taken a lock.
-    void lock(ns_t & host, bool decodes = true) { took(host, us(p_.lock_us), decodes); }
+    void lock(ns_t & host, bool decodes = true) {
+        host                                  += us(p_.lock_us);
+        (decodes ? sums_.host : sums_.others) += us(p_.lock_us);
+    }
 
     // A copy in a stream. From ordinary memory the call returns when it has ended.
     void copy(ns_t & host, stream & s, resource link, uint64_t bytes, bool is_pinned) {
@@ -184,11 +181,6 @@ class virtual_clock {
     static ns_t us(double microseconds) { return ns_t(microseconds * 1e3); }
 
   private:
-    void took(ns_t & host, ns_t time, bool decodes) {
-        host                                  += time;
-        (decodes ? sums_.host : sums_.others) += time;
-    }
-
     ns_t & free_of(resource r) { return free_[p_.one_queue != 0 && r != resource::cpu ? 0 : size_t(r)]; }
 
     void keep(const interval & i) {

@@ -11,7 +11,6 @@ using start = virtual_clock::start;
 // 1 GB/s everywhere, so that a byte takes a nanosecond.
 static prices simple() {
     prices p;
-    p.host_factor  = 0.5;
     p.copy_call_us = p.event_us = p.idle_sync_us = 1;
     p.launch_us = p.sync_us = p.copy_us = p.region_us = 10;
     p.replay_us = 5, p.capture_us = 50, p.gap_us = 2, p.cpu_node_us = 3;
@@ -123,21 +122,18 @@ TEST_CASE("in one queue a graph waits for copies of other streams") {
     CHECK(b.now == 103000 + 30000);
 }
 
-TEST_CASE("code counts by its CPU time and the machine's factor, and the time in which anything works once") {
-    virtual_clock         clock(simple());
+TEST_CASE("code counts by its locks, and the time in which anything works once") {
+    prices p  = simple();
+    p.lock_us = 1.5;
+    virtual_clock         clock(p);
     virtual_clock::stream s;
-    ns_t                  host = 0;
-    clock.code(host, 3000);
-    ns_t loader = 0;
-    clock.code(loader, 3000, false);
+    ns_t                  host   = 0;
+    ns_t                  loader = 0;
+    clock.lock(host);
+    clock.lock(loader, false);
     CHECK(host == 1500);
     CHECK(clock.sums().host == 1500);
     CHECK(clock.sums().others == 1500);
-    prices p  = simple();
-    p.lock_us = 2;
-    virtual_clock priced(p);
-    priced.lock(loader);
-    CHECK(loader == 3500);
     clock.copy(host, s, resource::to_device, 40000, true); // from 2.5 to 44.5 us
     clock.compute_on_cpu(host, 0, 10000);                  // from 2.5 to 32.5 us
     CHECK(clock.busy(0, 100000, { resource::cpu }) == 30000);
