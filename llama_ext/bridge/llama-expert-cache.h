@@ -16,8 +16,7 @@ struct hobbit_model;
 // is, or while the caller holds a reference of its own (hobbit_ref).
 LLAMA_API struct hobbit_model * llama_model_expert_cache(const struct llama_model * model);
 
-// The context's handle, for the functions of hobbit.h; NULL where its model runs without an expert cache. Valid while
-// the context is.
+// The context's handle for hobbit.h, valid while the context is; NULL where its model has no expert cache.
 LLAMA_API struct hobbit_context * llama_expert_cache_context(const struct llama_context * ctx);
 
 // HOST:PORT of an RPC server that does not answer any more, while models that used it are open; NULL: there is none.

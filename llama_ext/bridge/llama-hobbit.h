@@ -73,8 +73,7 @@ ggml_backend_buffer_type_t llama_hobbit_buft(ggml_op op, const ggml_tensor & des
 // Returns true if the tensor's data stays on disk.
 bool llama_hobbit_is_remote(const ggml_tensor * tensor);
 
-// Weights of our kernels lie in memory as in files: they may be mapped, and the mapped buffer becomes one of their
-// type.
+// Weights of our kernels lie in memory as in files: they may be mapped, and the buffer gets their type.
 bool llama_hobbit_is_plain(ggml_backend_buffer_type_t buft);
 void llama_hobbit_set_plain(ggml_backend_buffer_t mapped, ggml_backend_buffer_type_t buft);
 
@@ -109,14 +108,12 @@ class llama_hobbit_batch {
 
     llama_hobbit_batch(const llama_hobbit_batch &) = delete;
 
-    // Returns true if the batch that was just computed is a draft whose logits ask for a second pass. The logits may be
-    // null.
+    // Was the batch that was just computed a draft whose logits, which may be null, ask for a second pass?
     bool repeats(ggml_backend_sched_t sched, const ggml_tensor * logits) const;
 
   private:
     hobbit_context * context_;
 };
 
-// Result of llama_decode() once a batch is computed and its outputs are asked for: those from a machine that was lost
-// meanwhile are wrong.
+// Result of llama_decode() once its outputs are asked for: those from a machine that was lost meanwhile are wrong.
 int32_t llama_hobbit_status(ggml_backend_sched_t sched);

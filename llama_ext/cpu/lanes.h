@@ -48,8 +48,7 @@ namespace {
 typedef int32_t int_lanes __attribute__((vector_size(4 * LANES)));
 typedef float   float_lanes __attribute__((vector_size(4 * LANES)));
 
-// Adds products of unsigned bytes u and signed bytes a to sums. With VNNI a sum has 32 bits and four products, else 16
-// bits and two.
+// Adds products of unsigned bytes u and signed bytes a to sums: with VNNI four to 32 bits, else two to 16 bits.
 inline int_lanes dot(int_lanes sums, int_lanes u, int_lanes a) {
     return (int_lanes) DPBUSD((int_vector) sums, (int_vector) u, (int_vector) a);
 }

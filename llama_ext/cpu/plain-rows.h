@@ -27,8 +27,7 @@ struct plain_kernel {
     int64_t least_rows; // ggml is as fast with fewer rows of activations
     int64_t most_columns;
 
-    // Products with the bits of repacked rows; null: there are none. By fours, vy[i] is the block of four rows, with
-    // the number i % 4 in it.
+    // Products with the bits of repacked rows, or null. By fours, vy[i] is number i % 4 in its block of four rows.
     plain_multiply * repacked;
     plain_multiply * repacked_by_fours;
 };

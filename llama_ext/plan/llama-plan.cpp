@@ -20,8 +20,7 @@ static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
     return ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
-// How often memory_breakdown() counts a compute buffer of this type: with no_alloc, once for each backend that shares
-// it.
+// How often memory_breakdown() counts such a compute buffer: with no_alloc, once for each backend that shares it.
 static size_t llama_hobbit_times_counted(const llama_context & lctx, ggml_backend_buffer_type_t buft) {
     ggml_backend_sched_t sched = lctx.get_sched();
     size_t               times = 0;
@@ -40,8 +39,7 @@ static size_t llama_hobbit_work_bytes(const llama_context & lctx) {
     return size_t(widest) * lctx.get_cparams().n_ubatch * sizeof(ggml_fp16_t);
 }
 
-// llama.cpp's memory for the vocabulary: a token's text in two tables and as it is printed, and for merges nearly as
-// many entries.
+// llama.cpp's memory for the vocabulary: a token's text in two tables and as printed, and entries for merges.
 static size_t llama_hobbit_vocabulary_bytes(const llama_vocab & vocab) {
     static constexpr size_t TOKEN = 144;
     static constexpr size_t MERGE = 120;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Prints the options of llama-server as JSON, and whether it has its web page, for `pyhobbit serve`. CMake runs it
-// once.
+// Prints llama-server's options as JSON, and whether it has its web page, for `pyhobbit serve`. CMake runs it once.
 
 #include "arg.h"
 

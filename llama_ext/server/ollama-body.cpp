@@ -38,8 +38,7 @@ std::string server_ollama_name(const json & body) {
     return string_ends_with(name, latest) ? name.substr(0, name.size() - latest.size()) : name;
 }
 
-// Templates want an id with each call, and the same one with its result: Ollama's messages have none, but come in
-// order.
+// Templates want one id with each call and its result: Ollama's messages have none, but come in order.
 struct call_ids {
     using waiting = std::pair<std::string, std::string>; // name, id
 

@@ -4,8 +4,7 @@
 #include "server-hooks.h"
 #include "server-http.h"
 
-// The panel, which shows the expert cache beside the conversation, and what leads to it where the server was built
-// without llama.cpp's page.
+// The panel, which shows the expert cache beside the conversation, and a page that leads to it in place of llama.cpp's.
 
 namespace {
 

@@ -34,8 +34,7 @@ class passes_hooks : public server_hooks {
         may = may && (n_others == 0 || n_cells == 0 || n_others + n < n_cells);
     }
 
-    // Slots whose requests have their passes for themselves take turns with all others, and short prompts never wait
-    // for long ones.
+    // Requests with passes of their own take turns with all others, and short prompts never wait for long ones.
     void plan_pass(const server_slot_views & slots, server_pass & pass) override {
         const int32_t n_waiting = int32_t(std::count_if(slots.begin(), slots.end(), is_writing));
         const int32_t turn      = next_turn(slots, tokens(n_waiting, 1) > 0);
@@ -113,8 +112,7 @@ class passes_hooks : public server_hooks {
         id = n_all > n_cells ? id : -1;
     }
 
-    // The prompts that are read: slot, tokens read and in all, those of this pass, its layers, and seconds left where
-    // known.
+    // The prompts that are read: slot, tokens read, in all and in this pass, its layers, and seconds left if known.
     void values(json & data) override {
         json all = json::array();
 

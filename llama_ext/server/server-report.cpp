@@ -111,8 +111,7 @@ static std::vector<hobbit_value> hobbit_values(const hobbit_info & info, const s
     return values;
 }
 
-// The values as they are now, or as they were when the model was last unloaded; none without an expert cache.
-// REQUIRES: the mutex is held
+// The values now, or when the model was last unloaded; none without an expert cache. REQUIRES: the mutex is held
 static std::vector<hobbit_value> current_values() {
     return g_cache.cached ? hobbit_values(g_cache.info, read_counters()) : std::vector<hobbit_value>();
 }

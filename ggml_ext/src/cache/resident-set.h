@@ -9,8 +9,7 @@
 
 namespace hobbit {
 
-// The experts that hold the slots of one tier's pool. It knows neither memory nor files: the engine and the simulator
-// use the same class.
+// The experts that hold the slots of one tier's pool, without memory and files: engine and simulator share the class.
 //
 // A resident expert may be
 //   pinned     any number of times: it is never evicted;

@@ -69,8 +69,7 @@ int64_t rows_per_chunk(size_t n_bytes, size_t row_size) {
     return std::max(int64_t(n_bytes / row_size) / ROW_GROUP, int64_t(1)) * ROW_GROUP;
 }
 
-// A CPU layout stores its kernels in the tensor. Other devices are skipped: one may clear the tensor's padding, which
-// is the next slot here.
+// A CPU layout stores its kernels in the tensor. Another device may clear the padding, which is the next slot here.
 void init_weights(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
     tensor->buffer            = buffer;

@@ -22,8 +22,7 @@ ggml_backend_buffer_type_t extra_type(ggml_backend_dev_t device, const char * na
 ggml_backend_buffer_type_t packed_layout(ggml_backend_dev_t device, ggml_type type, const matrix_shape & shape,
                                          uint32_t n_experts);
 
-// Returns true if one operation of the device multiplies by `n_experts` matrices of this type and shape, `stride` bytes
-// apart.
+// Does one operation of the device multiply by `n_experts` such matrices, `stride` bytes apart?
 bool multiplies_experts(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft, ggml_type type,
                         const matrix_shape & shape, size_t stride, int64_t n_experts);
 

@@ -33,8 +33,7 @@ class batch_passes {
     // The draft's uses in one layer. Its selections are counted if it is kept.
     virtual void keep(const layer_routing & routing, const layer_plan & plan, const step_counts & counts) = 0;
 
-    // Returns true if the draft did not use the selection's expert for the same token, or used it in less than this
-    // precision.
+    // Did the draft not use the selection's expert for the same token, or in less than this precision?
     virtual bool is_new(const layer_routing & routing, int32_t selection, precision served) const = 0;
 
     // Returns true if the second pass begins behind the draft. Counts the tokens that are computed again, or the

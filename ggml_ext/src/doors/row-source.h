@@ -7,16 +7,14 @@
 
 namespace hobbit {
 
-// A layer that the device computes before the host knows which experts its router chose. Rows of missing experts are
-// wrong until launch_missing.
+// A layer that the device computes before the host knows its experts. Rows of missing ones are wrong at first.
 class launched_layer {
   public:
     virtual ~launched_layer() = default;
 
     virtual status launch(inner_graph & inner) = 0;
 
-    // Pins what the launched layer reads of those chosen. Returns all that is pinned, for the caller to unpin once the
-    // device is past it.
+    // Pins what the launched layer reads of those chosen, and returns all pins, which end once the device is past it.
     virtual std::vector<expert_id> take_pins(const layer_routing & routing) = 0;
 
     // Returns true if rows of the use are right.

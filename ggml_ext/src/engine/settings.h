@@ -53,8 +53,7 @@ class settings {
     // Applies the caller's settings; an unknown key, a value out of range and one that contradicts another are errors.
     status apply(const hobbit_setting * given, size_t n_given);
 
-    // Fills in what is stored, where the caller gave nothing. The first n_in_model values are of the model file, the
-    // others of its calibration.
+    // Fills in what the caller did not give: n_in_model values of the model file, then those of its calibration.
     status apply_stored(const stored_settings & stored, size_t n_in_model = SIZE_MAX);
 
     // Finds what the words of hobbit.quality mean, and applies the one that is given. low_bits: of a weight in the low

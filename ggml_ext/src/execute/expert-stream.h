@@ -17,8 +17,7 @@
 
 namespace hobbit {
 
-// Writes zeros to the rows of skipped selections, behind what was added to the graph: a skipped expert adds nothing to
-// its token.
+// Writes zeros to the rows of skipped selections, behind what was added to the graph: they add nothing to their tokens.
 status clear_skipped(const ggml_tensor * tensor, const running_layer & layer, inner_graph & inner);
 
 // Computes the matmuls of a layer, stage by stage, from the experts in the cache: pins as many experts as the pools
@@ -42,12 +41,10 @@ class expert_stream {
     // REQUIRES: reserve; the stages of a layer in their order.
     status run(const stage & st, const running_layer & layer, const inner_graphs & on);
 
-    // Runs all that was added, and what sources have due. The device may still be running its part afterwards, unless
-    // `wait`.
+    // Runs all that was added, and what sources have due. Without `wait` the device may still run its part afterwards.
     status finish(const inner_graphs & on, bool wait);
 
-    // Takes over pins of experts that the device may be reading, and unpins those of earlier layers, which it has
-    // computed.
+    // Takes over pins of experts that the device may be reading, and unpins those of earlier layers.
     void replace_running(const std::vector<expert_id> & pinned);
 
     // Unpins the experts that the device has computed. REQUIRES: no operation is left to launch

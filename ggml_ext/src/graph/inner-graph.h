@@ -63,8 +63,7 @@ struct device_traffic {
 // Thread-safety: none.
 class inner_graph {
   public:
-    // `backend` must outlive the graph's computations. in_queue: whoever reads the results does so behind them in the
-    // backend's queue.
+    // `backend` must outlive the computations. in_queue: whoever reads the results does so behind them in its queue.
     explicit inner_graph(ggml_backend_t backend, bool in_queue = false);
     ~inner_graph();
 

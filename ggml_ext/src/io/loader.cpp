@@ -153,8 +153,7 @@ void loader::run_copies(ggml_backend_dev_t device) {
     }
 }
 
-// Copies chunks while the device computes. Several copies in a stream are in flight at once, so that the link does not
-// idle between them.
+// Copies chunks while the device computes. Several copies of a stream are in flight, so that the link does not idle.
 void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, ggml_backend_ptr & stream) {
     size_t        bytes = 0;
     timeline_span span(stats_.events, "upload");

@@ -72,8 +72,7 @@ class loader {
     // Bytes of staging memory for this many threads.
     static size_t staging_size(uint32_t n_threads) { return GGML_PAD(n_threads * chunk_size, HUGE_PAGE); }
 
-    // Requests one part. A repeated request only turns a prefetch that has not arrived into a demand. After an error,
-    // requests are ignored.
+    // Requests one part. A repeated one only turns a prefetch under way into a demand. After an error all are ignored.
     void submit(load_state & state, part_id part, const part_location & location, const part_target & target,
                 load_urgency urgency);
 

@@ -46,8 +46,7 @@ class cpu_rows {
         size_t n_rows;
     };
 
-    // The next piece. It ends once it has enough rows for an efficient operation, so that uploads can be served between
-    // two pieces.
+    // The next piece, with enough rows for an efficient operation: uploads are served between two pieces.
     piece next() const;
     bool  is_done() const { return next_use_ == uses_.size(); }
 
@@ -65,8 +64,7 @@ class cpu_rows {
     // Returns true if begin() got the use.
     bool has(const planned_use & use) const { return find(use) < uses_.size(); }
 
-    // Starts copies of the rows to the outer graph's tensors, behind what the device was given before. REQUIRES:
-    // is_done()
+    // Starts copies of the rows to the outer graph, behind what the device was given before. REQUIRES: is_done()
     status copy_back(inner_graph & device);
 
     // Bytes of host memory for n_rows rows of any layer, of which at most n_at_once are computed together.

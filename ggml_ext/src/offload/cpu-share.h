@@ -58,8 +58,7 @@ class cpu_share final : public row_source {
 
     bool shares_sections() const override { return true; }
 
-    // Pins the CPU's experts in host memory, requests their missing parts, and copies the section's inputs but for
-    // `known`.
+    // Pins the CPU's experts in host memory, requests missing parts, and copies the section's inputs but for `known`.
     void begin_section(const layer_section & section, const host_copy & known, inner_graph & device) override;
 
     bool has_all() const override {

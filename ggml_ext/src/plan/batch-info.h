@@ -15,8 +15,7 @@ namespace hobbit {
 // A batch is computed once, or as a draft that a second pass may follow; see batch_passes.
 enum class batch_pass { only, draft, second };
 
-// The tokens of the current batch, as llama.cpp announced them. If it announced none, every token belongs to sequence 0
-// at position -1.
+// The tokens of the current batch, as llama.cpp announced them; if it did not, all are of sequence 0 at position -1.
 class batch_info {
   public:
     // A batch of more tokens counts as part of a prompt.

@@ -26,8 +26,7 @@ struct predictor_options {
     ggml_backend_buffer_type_t memory = ggml_backend_cpu_buffer_type(); // buffer type of the device that computes
 };
 
-// Names the experts that the layers after the running one will choose. A new predictor is a file of its own,
-// which registers it.
+// Names the experts that the layers after the running one will choose. A file of its own registers a predictor.
 //
 // Order of calls: set_router before the first batch; then, layer by layer in each batch, on_routing, and after it
 // predict where a prediction is wanted.
@@ -37,8 +36,7 @@ class predictor {
   public:
     virtual ~predictor() = default;
 
-    // Gives the predictor a layer's router, which it copies if it needs it. Fails where there is no memory for the
-    // copy.
+    // Gives the predictor a layer's router, which it copies if it needs it. Fails without memory for the copy.
     virtual status set_router(layer_id, const hobbit_router &) { return {}; }
 
     // Bytes that the predictor keeps, or will keep of the routers that it has not got yet: in the device's memory, or
