@@ -145,7 +145,10 @@ TEST_CASE("a computation that is aborted behind hits that ran ahead may be repea
         e.cache.release(hit, tier_id::high);
         is_slow                     = true;
         std::atomic<int> left       = polls; // threads ask
-        const auto       is_aborted = [](void * data) { return --*static_cast<std::atomic<int> *>(data) < 0; };
+        const auto       is_aborted = [](void * data) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1)); // it is asked once in each
+            return --*static_cast<std::atomic<int> *>(data) < 0;
+        };
         ggml_backend_cpu_set_abort_callback(e.cpu.backend, is_aborted, &left);
         layer_graph  graph(m.shape, input, false, ggml_backend_dev_buffer_type(device()));
         const status s = e.compute(graph, m, 0);

@@ -338,12 +338,15 @@ TEST_CASE("a computation that is aborted may be repeated, whatever was on its wa
     const rows          expected = stock(m, input, tier_id::high);
     for (const uint32_t n_slots : { 16u, 3u, 1u }) {
         bool was_aborted = true;
-        for (int polls = 0; was_aborted; polls++) { // at each poll there is; how many depends on what has arrived when
+        for (int polls = 0; was_aborted; polls += 1 + polls / 8) { // how many depends on what has arrived when
             CAPTURE(n_slots);
             CAPTURE(polls);
             engine           e(m, n_slots, 0);
             std::atomic<int> left       = polls; // threads ask
-            const auto       is_aborted = [](void * data) { return --*static_cast<std::atomic<int> *>(data) < 0; };
+            const auto       is_aborted = [](void * data) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(1)); // it is asked once in each
+                return --*static_cast<std::atomic<int> *>(data) < 0;
+            };
             ggml_backend_cpu_set_abort_callback(e.compute_on.backend, is_aborted, &left);
             layer_graph graph(m.shape, input);
             graph.set_cached(m.index, 0);
