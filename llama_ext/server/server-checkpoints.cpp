@@ -51,13 +51,16 @@ class checkpoint_hooks : public server_hooks {
     // The slot with the most checkpoints drops its oldest; among equals this slot, then the one unused for longest.
     void checkpoint(const server_slot_views & slots, server_checkpoint & wanted) override {
         const auto rank = [&](const server_slot_view & slot) {
-            return std::make_tuple(slot.n_checkpoints, slot.id == wanted.id, -slot.t_last_used);
+            return std::make_tuple(slot.checkpoints->size(), slot.id == wanted.id, -slot.t_last_used);
         };
         size_t                   held   = wanted.size;
         const server_slot_view * victim = nullptr;
         for (const auto & slot : slots) {
-            held += slot.checkpoint_bytes;
-            if (slot.n_checkpoints > 0 && (!victim || rank(slot) > rank(*victim))) {
+            held += slot.draft_bytes;
+            for (const auto & each : *slot.checkpoints) {
+                held += each.size();
+            }
+            if (!slot.checkpoints->empty() && (!victim || rank(slot) > rank(*victim))) {
                 victim = &slot;
             }
         }

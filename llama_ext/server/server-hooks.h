@@ -11,6 +11,7 @@
 #include "llama.h"
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,12 +21,14 @@ class common_json;
 struct common_chat_msg;
 struct common_chat_parser_params;
 struct common_params;
+struct common_prompt_checkpoint;
 struct mtmd_context;
 struct server_http_context;
 struct server_http_req;
 struct server_http_res;
 struct server_routes;
 struct server_slot_stats;
+struct server_tokens;
 struct task_params;
 
 namespace httplib {
@@ -59,7 +62,9 @@ struct server_slot_view {
     int32_t n_left;     // its tokens that are to be computed, as far as known
     int32_t n_tokens;   // tokens in its memory, those of the batch included
     int64_t t_last_used;
-    size_t  n_checkpoints, checkpoint_bytes;
+
+    const std::list<common_prompt_checkpoint> * checkpoints;
+    size_t                                      draft_bytes; // the state before a draft
 
     const server_slot_stats * stats;
 
@@ -169,8 +174,7 @@ class server_hooks {
     // Once per second of a pass: the prompts that it reads, with their tokens that are computed.
     virtual void progress(server_slot_views & /* prompts */) {}
 
-    // Keeps the states of slots in files when the server ends, and takes them back when it begins. `keep` does so for a
-    // slot and a file.
+    // Keeps slots in files when the server ends, and takes them back when it begins: `keep` does so for one.
     using keeper = std::function<void(int32_t, const std::string &)>;
     virtual void keep(llama_context *, const server_slot_views &, bool /* is_end */, const keeper & /* keep */) {}
 
@@ -232,8 +236,7 @@ inline uint64_t server_hash(const std::string & bytes, uint64_t hash = 146959810
 // is refused when the model is opened.
 int64_t server_override(common_params & params, const std::string & key, int64_t value);
 
-// The precision of what the sequence computes next; -1: of a request without settings. Without an expert cache all
-// high.
+// The precision of what the sequence computes next, or for -1 a request without settings; without a cache all high.
 hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id = -1);
 
 // Reads an answer. One whose form the parser refuses is kept as text, behind what was read before.
@@ -255,6 +258,8 @@ std::pair<double, int32_t> server_report_layers();
 // then on: `size`, and that of `copied`, JSON. Answers that could never fit are refused; the error begins with `what`.
 // Without a bound on requests this does nothing.
 void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & copied, const std::string & what);
-// Waits so for texts that are embedded or ranked, and for tokens that are told as text.
-void server_requests_hold_vectors(size_t n_texts, size_t n_numbers);
+// Waits so for texts that are embedded, for those that are ranked by a query, and for tokens that are told as text.
+void server_requests_hold_vectors(const llama_model * model, enum llama_pooling_type pooling,
+                                  const std::vector<server_tokens> & texts);
+void server_requests_hold_ranks(const std::string & query, size_t n_texts);
 void server_requests_hold_tokens(const llama_vocab * vocab, const std::vector<llama_token> & tokens);

@@ -461,9 +461,22 @@ void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & 
     }
 }
 
-void server_requests_hold_vectors(size_t n_texts, size_t n_numbers) {
+static void hold_numbers(size_t n_texts, size_t n_numbers) {
     server_requests_hold_answers(1, n_texts * TASK + n_numbers * NUMBER, "",
                                  string_format("%zu texts and %zu numbers of vectors", n_texts, n_numbers));
+}
+
+void server_requests_hold_vectors(const llama_model * model, enum llama_pooling_type pooling,
+                                  const std::vector<server_tokens> & texts) {
+    size_t n_vectors = 0;
+    for (const auto & text : texts) {
+        n_vectors += pooling == LLAMA_POOLING_TYPE_NONE ? text.size() : 1;
+    }
+    hold_numbers(texts.size(), n_vectors * llama_model_n_embd_out(model));
+}
+
+void server_requests_hold_ranks(const std::string & query, size_t n_texts) {
+    hold_numbers(n_texts, n_texts * query.size() / 8); // each text is tokenized with the query
 }
 
 void server_requests_hold_tokens(const llama_vocab * vocab, const std::vector<llama_token> & tokens) {
