@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Cloze tasks, answered token by token through the engine.
 
-    PYTHONPATH=tests python tests/quality/cloze.py MODEL [CALIBRATED ...] --text FILE
+    PYTHONPATH=tests python tests/quality/cloze.py MODEL [CALIBRATED ...] --text FILE [--widths LINES]
 
 A task is a piece of the text and four ways to go on: its own, and three of other places. The answer is the
-one with the largest likelihood by token. Each CALIBRATED model adds the rule of its calibration as an arm.
+one with the largest likelihood by token. Each CALIBRATED model adds the rule of its calibration as an arm,
+and LINES of bench/report.py with the part widths its widest limit's static widths.
 KL is that of the token after each context.
 Own tasks are lines of JSON in --tasks FILE: {"context": "...", "choices": ["...", "..."], "right": 0}.
 """
@@ -22,14 +23,18 @@ import models
 import numpy as np
 import rpc_server
 
+from bench.results import read_lines
+from pyhobbit.engine.llama import Model
 from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.native.rpc_servers import add_rpc_servers
-from pyhobbit.quality.evaluate import compare, log_softmax
+from pyhobbit.quality.costs import static_costs
+from pyhobbit.quality.evaluate import Costs, compare, log_softmax
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 from pyhobbit.settings.papers import settings_of
 
+ALL = 1.5  # bytes of all experts in both tiers by those in high precision, at most
 CONTEXT, CONTINUED, N_CHOICES = 12, 3, 4  # tokens, and ways to go on: 24 tokens to read in all
 N_CTX = 256
 ALONE: Mapping[str, Any] = {"policy": "lru", "prefetch": 0, "calibrated": False}
@@ -78,6 +83,13 @@ ARMS: Arms = {
 }
 
 
+def widths(lines: Path) -> tuple[Costs, float]:
+    """Each expert's divergence alone in low precision, and the highest price that the report found."""
+    _, by_part = read_lines(lines)
+    alone, found = by_part["widths"]["figures"]
+    return static_costs(np.array(alone["values"], float)), float(found["rows"][-1]["setting"].split()[1])
+
+
 def of_text(tokens: Sequence[int], n: int) -> list[Task]:
     """n tasks from evenly spaced places of a text; wrong choices are the true ones of other places."""
     size, random = CONTEXT + CONTINUED, np.random.default_rng(0)
@@ -114,13 +126,21 @@ def opened(model: Path, share: float, settings: Mapping[str, Any]) -> Iterator[S
     """share: of the experts in high precision that the pools hold."""
     high = next(tier.n_bytes for tier in read_model_file(model, None).tiers if tier.name == "high")
     given = dict(settings)
+    costs, price = given.pop("costs", (None, 0.0))
     pools, is_calibrated = given.pop("pools", int(share * high)), given.pop("calibrated", True)
     config = EngineConfig(CacheConfig(pools=pools, **given), N_CTX, n_threads=1)
     overrides = config.cache.settings() | {
         "hobbit.calibrated": is_calibrated,
         "hobbit.prefetch_trials": False,
     }
-    with Session(model, overrides, one_sequence(config)) as session:
+
+    def set_context(params: Any, model: Model) -> None:
+        if costs:  # before the context makes the pools
+            model.cache.set_costs(costs.low, costs.skip)
+            model.cache.set(price=price)
+        one_sequence(config)(params, model)
+
+    with Session(model, overrides, set_context) as session:
         yield session
 
 
@@ -178,18 +198,21 @@ def main() -> None:
     add("--text", type=Path)
     add("--tasks", type=Path)
     add("-n", type=int, default=300, help="tasks of the text (default: %(default)s)")
-    add("--pools", type=float, default=0.5, help="share of the experts in memory (default: %(default)s)")
+    add("--pools", type=float, default=0.5, help="share of the experts in memory where some are replaced")
+    add("--widths", type=Path, metavar="LINES")
     add("--arms", nargs="+", default=[*ARMS], choices=ARMS, help="beside all high")
     args = parser.parse_args()
     if not (args.text or args.tasks):
         parser.error("give --text or --tasks")
     model, *calibrated = args.model
-    arms = [(name, model, ARMS[name]) for name in dict.fromkeys(["all high", *args.arms])]
-    arms += [
-        (f"calibrated, {each.stem}", each, {"policy": "lru", "prefetch": 0, "strict": True})
-        for each in calibrated
-    ]
-    with opened(model, args.pools, HIGH) as session:
+    arms: list[tuple[str, Path, Mapping[str, Any]]] = [("all high", model, HIGH)]
+    own = {"policy": "lru", "prefetch": 0, "strict": True}
+    arms += [(f"calibrated, {each.stem}", each, own) for each in calibrated]
+    if args.widths:
+        by_expert = {**HIGH, **STRICT, "rule": "edgemoe", "costs": widths(args.widths)}
+        arms.append(("static widths", model, by_expert))
+    arms += [(name, model, ARMS[name]) for name in args.arms if name != "all high"]
+    with opened(model, ALL, HIGH) as session:
         if args.tasks:
             tasks = of_user(session, args.tasks)
         else:
@@ -204,7 +227,8 @@ def main() -> None:
             if "device" in settings:
                 address, _ = stack.enter_context(rpc_server.running(models.lib_dir()))
                 add_rpc_servers(address)
-            found = answers(stack.enter_context(opened(path, args.pools, settings)), tasks)
+            share = args.pools if {"degrade", "early"} & {*settings} else ALL  # answers are alike, and sooner
+            found = answers(stack.enter_context(opened(path, share, settings)), tasks)
         high = high or found
         print(row(name, found, high, right), flush=True)
 

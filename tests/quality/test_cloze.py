@@ -57,6 +57,16 @@ def test_daop_replaces_missing_experts(tasks: list[cloze.Task]) -> None:
     assert found.stats.selections_replaced > 0
 
 
+def test_static_widths_are_those_of_a_report(tasks: list[cloze.Task]) -> None:
+    costs, highest = cloze.widths(models.ROOT / "docs/results/tiny-f16-amd-epyc.jsonl")
+    settings = {**cloze.HIGH, **cloze.STRICT, "rule": "edgemoe"}
+    for price, share_low in ((highest, 1), (0.0, 0)):
+        given = {**settings, "costs": (costs, price)}
+        with cloze.opened(models.tiny_tiers("q8_0", "q4_0"), 0.5, given) as session:
+            stats = cloze.answers(session, tasks[:1]).stats
+        assert stats.selections_low == share_low * stats.selections
+
+
 def test_own_tasks_are_lines_of_json(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"context": "def read_file(", "choices": ["path):\n", "0"], "right": 0}))
