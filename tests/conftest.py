@@ -101,6 +101,27 @@ def quantized_on_cpu() -> logits.Result:
     return logits.run(models.lib_dir(), modelled.quantized(), SHORT_PLANS, {"hobbit.pools": 64 << 20})
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """The folders of a module's fixtures go with them; pytest keeps them until the whole run ends."""
+    if fixturedef.scope != "module":
+        return (yield)
+    base = request.getfixturevalue("tmp_path_factory").getbasetemp()
+    before, made, n_failed = set(base.iterdir()), list[Path](), request.session.testsfailed
+
+    def remove() -> None:
+        for path in made if request.session.testsfailed == n_failed else ():
+            shutil.rmtree(path, ignore_errors=True)
+
+    request.addfinalizer(remove)  # behind the fixture's own
+    try:
+        return (yield)
+    finally:
+        made.extend(set(base.iterdir()) - before)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[models.FOLDER] = tempfile.mkdtemp(prefix="pyhobbit-models-")
