@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,6 @@ class Device:
         pointers = [array.ctypes.data for array in self._kept]
         self._library.modelled_route((ctypes.c_int64 * 6)(*pointers, *experts.shape, n_experts))
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Runs `work`, whose code takes time."""
-        self._library.modelled_count_code(True)
-        work()
-        self._library.modelled_count_code(False)
-
     def report(self) -> dict[str, int]:
         """Counts and ns since the start, and the time now."""
         return {**json.loads(self._library.modelled_report()), "now": self._library.modelled_now()}
@@ -75,10 +68,10 @@ def measure(job: Job) -> dict[str, Any]:
         session.append(1)
     session.restart()
     for _ in range(job.n_warm_up):
-        device.run(lambda: session.append(1))
+        session.append(1)
     stats, before = session.counters(), device.report()
     for _ in range(job.n_tokens):
-        device.run(lambda: session.append(1))
+        session.append(1)
     found = {name: value - before[name] for name, value in device.report().items()}
     of_cache = {**counted(session, stats, found["now"] / 1e9), "device_bytes": session.device_bytes()}
     session.close()

@@ -70,7 +70,6 @@ struct host_thread {
     enum { running, ready, blocked, ended } state = ready;
     ns_t           now                            = 0;
     int            depth                          = 0; // nested scopes
-    bool           counts                         = true;
     bool           is_main                        = false;
     const void *   waits_for                      = nullptr; // a mutex, a condition or a thread
     ns_t           deadline                       = -1;      // -1: it waits for ever
@@ -161,10 +160,6 @@ static void wake(const void * waited_for, bool all, double after_us) {
 // interface
 //
 
-bool host_threads::takes_part() {
-    return self;
-}
-
 void host_threads::begin() {
     clock(); // reads its file as ever
     real_functions().lock(&order);
@@ -190,12 +185,6 @@ host_threads::scope::~scope() {
 ns_t & host_threads::scope::now() {
     static thread_local ns_t none = 0; // for a thread that takes no part
     return self ? self->now : none;
-}
-
-void host_threads::count_code(bool on) {
-    if (self) {
-        self->counts = on;
-    }
 }
 
 } // namespace modelled
@@ -280,9 +269,7 @@ __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * 
         const scope here;
         yield();
     }
-    if (self->counts) {
-        host_threads::clock().lock(self->now, self->is_main);
-    }
+    host_threads::clock().lock(self->now, self->is_main);
     return lock(m);
 }
 

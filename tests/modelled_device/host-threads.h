@@ -14,9 +14,6 @@ namespace host_threads {
 
 void begin();
 
-// Returns true if the caller takes part.
-bool takes_part();
-
 // Within one, locks of the calling thread cost nothing.
 class scope {
   public:
@@ -28,9 +25,6 @@ class scope {
     // The time that the calling thread has reached.
     ns_t & now();
 };
-
-// Lets the locks of the calling thread take time, or none.
-void count_code(bool on);
 
 // The process's clock; prices are those of the file that MODELLED_PRICES names.
 virtual_clock & clock();

@@ -94,9 +94,8 @@ class device_observer {
     // The calling thread, or the stream, sets memory to one value.
     virtual void on_clear(int /* device */, int /* stream */, bytes /* target */) {}
 
-    // Before and after the graph is computed.
+    // Called before the graph is computed.
     virtual void on_compute(int /* stream */, ggml_cgraph * /* graph */) {}
-    virtual void on_computed(int /* stream */, ggml_cgraph * /* graph */) {}
 
     // The calling thread waits for what the stream was given, or for what it had been when the event was recorded.
     virtual void on_synchronize(int /* stream */) {}

@@ -41,10 +41,8 @@ def main() -> None:
     changed._now, changed.Sampler = (lambda: device.report()["now"] / 1e9), Drawn
     name = dict(word.split("=") for word in device.settings.split())["name"]
     cache = CacheConfig(device=f"{name}0", device_memory=int(sys.argv[2]))
-    found: list[placement.Placed] = []
     config = EngineConfig(cache, n_ctx=256, n_batch=64, n_threads=1)
-    device.run(lambda: found.append(placement.choose(model, config)))
-    print(json.dumps(found[0].n_cpu))
+    print(json.dumps(placement.choose(model, config).n_cpu))
 
 
 if __name__ == "__main__":

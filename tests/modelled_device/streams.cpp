@@ -105,7 +105,6 @@ static ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (config.fused_router && config.compute) {
         hide_rankings(graph);
     }
-    tell([&](device_observer & o) { o.on_computed(stream.number, graph); });
     if (!config.async && !config.one_queue) {
         synchronize(stream.number);
     }

@@ -381,11 +381,6 @@ MODELLED_API void modelled_route(const routing_script::table * table) {
     script().use(*table);
 }
 
-// Lets the calling thread's code take time, or none.
-MODELLED_API void modelled_count_code(bool on) {
-    host_threads::count_code(on);
-}
-
 // The calling thread's time in ns.
 MODELLED_API int64_t modelled_now() {
     return scope().now();
