@@ -6,6 +6,7 @@ import hashlib
 import math
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,20 +23,21 @@ from pyhobbit.model.model_file import model_parts
 from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
 from pyhobbit.quality.costs import CostRuns, static_costs
-from pyhobbit.quality.estimate import estimate, n_cost_runs, say_once
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
 from pyhobbit.quality.report import CalibrationReport
-from pyhobbit.quality.search import TYPICAL_TRIALS, Bound, Trials
+from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS, Bound, Trials
 from pyhobbit.quality.stored import Calibration, Measurements, digest_of
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.paths import path_table
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.routing.trace import ROUTE
-from pyhobbit.settings.config import CalibrationConfig, counted_tokens
+from pyhobbit.settings.config import CalibrationConfig, counted_tokens, format_duration
 
 _MAX_ROUTES = 200_000  # replayed at once
 _FAST = 4.0  # the limit of the quality fast, by the one that is given
+_RUNS_PER_LAYER = 2  # runs that measure a layer's costs
+_ENOUGH_S = 5.0  # seconds of chunks, for an estimate of the whole time
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _measurements(
 
 
 def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig) -> _Known:
-    on_chunk = say_once(lambda chunk_s: _say(estimate(chunk_s, evaluator, len(chunks), config)), len(chunks))
+    on_chunk = say_once(lambda chunk_s: _say(_takes(chunk_s, evaluator, len(chunks), config)), len(chunks))
     reference, seen = profile(evaluator, chunks, on_chunk)
     n_check = config.n_check(len(chunks)) if evaluator.has_low_tier else 0
     return _Known(
@@ -152,6 +154,47 @@ def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config:
         bound=Bound.of(config, is_sure=n_check > 0),
         memo=memo,
     )
+
+
+def say_once(say: Callable[[float], None], n_chunks: int) -> Progress:
+    """Calls `say` with seconds per chunk once enough are done, but for the first, which fills the cache."""
+    ends: list[float] = []
+
+    def on_chunk(_n_tokens: int) -> None:
+        ends.append(time.perf_counter())
+        was, now = (end - ends[0] for end in (ends[-2:][0], ends[-1]))
+        if was < _ENOUGH_S and (now >= _ENOUGH_S or len(ends) == n_chunks):
+            say(now / (len(ends) - 1))
+
+    return on_chunk
+
+
+def _takes(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: CalibrationConfig) -> str:
+    """How long it takes, from the time of one chunk, and what fewer chunks would take."""
+    info = evaluator.info
+    n_costs = _n_cost_runs(config, info.n_layers, info.n_all_experts)
+
+    def seconds(n: int) -> float:
+        if not evaluator.has_low_tier:
+            return chunk_s * n
+        n_check = config.n_check(n)
+        n_trials = (n - n_check) * sum(TYPICAL_TRIALS[rule] for rule in config.rules)
+        n_checks = n_check * TYPICAL_CHECKS * len(config.rules)
+        return chunk_s * (2 * n + n_trials + n_checks + min(n - n_check, config.cost_chunks) * n_costs)
+
+    whole = format_duration(seconds(n_chunks))
+    text = f"this takes about {whole} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
+    fewer = max(config.min_checked, n_chunks // 4)
+    if fewer < n_chunks:
+        text += f"; --chunks {fewer} would take {format_duration(seconds(fewer))}"
+    return f"{text}. Ctrl-C keeps what is measured."
+
+
+def _n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
+    """The number of runs that measure costs. n_experts: of all layers."""
+    if config.rule == "edgemoe":
+        return n_experts
+    return _RUNS_PER_LAYER * n_layers * ("price" in config.rules)
 
 
 def _say(text: str) -> None:
@@ -201,7 +244,7 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
     chunks, part = known.chunks[:n], known.first(n)
     n_layers = len(seen.layers)
     n_experts_used = sum(np.unique(part.used(part.experts, i)).size for i in range(n_layers))
-    n_runs = n_cost_runs(config, n_layers, n_experts_used)
+    n_runs = _n_cost_runs(config, n_layers, n_experts_used)
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
         if rule == "edgemoe":

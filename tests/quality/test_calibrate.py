@@ -23,7 +23,7 @@ from pyhobbit import CacheConfig, Engine, EngineConfig
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
-from pyhobbit.quality import calibration, estimate
+from pyhobbit.quality import calibration
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.report import placement_hits
 from pyhobbit.quality.stored import Calibration, Measurements
@@ -348,8 +348,8 @@ def test_measurements_of_another_model_of_the_same_size_are_dropped(tmp_path: Pa
 def test_the_time_of_a_chunk_leaves_out_the_first_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends, wanted in (((9, 10, 11, 12), [1]), ((9, 12, 15, 30), [3]), ((9, 18, 20, 22), [9])):
         clock, said = iter(ends), []
-        monkeypatch.setattr(estimate.time, "perf_counter", lambda clock=clock: next(clock))
-        say = estimate.say_once(said.append, 4)
+        monkeypatch.setattr(calibration.time, "perf_counter", lambda clock=clock: next(clock))
+        say = calibration.say_once(said.append, 4)
         for _ in ends:
             say(512)
         assert said == wanted
