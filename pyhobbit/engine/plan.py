@@ -12,17 +12,17 @@ from typing import Any
 
 from pyhobbit._tables import DeviceInfo
 from pyhobbit.engine.llama import KeepGoing, SetContext, SetModel
-from pyhobbit.engine.projector import projector_bytes
 from pyhobbit.engine.session import Session, one_sequence, simulated
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.loading import load_failure, opening
-from pyhobbit.native.ffi import check, lib, llama, plan_of
+from pyhobbit.model.loading import load_failure, log, opening
+from pyhobbit.native.ffi import check, lib, llama, multimodal, plan_of, projector_sizes
 from pyhobbit.native.machine import available_memory, resident_memory
 from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
 
 _PYTHON_BYTES = 38 << 20  # Python and its modules, which llama-server's process does not hold
 _PROCESS_BYTES = 58 << 20  # at least so much is counted: what the verbs import differs by some MiB
+_LIBRARY_BYTES = 12 << 20  # libmtmd, its threads and a prepared picture, beside any projector
 _MOST_OF_POOLS = 0.1  # share that a larger context may take, and a larger pass
 
 
@@ -161,6 +161,26 @@ def beside_projector(
         allowed = f"{format_size(memory)} are allowed; raise --memory"
         raise HobbitError(f"{projector} takes {format_size(taken)} of memory, and {allowed}")
     return replace(cache, memory=memory - taken), taken
+
+
+def projector_bytes(model: Path, projector: Path) -> int:
+    """Bytes that a projector (mmproj) takes with a usual image; loads nothing. Raises HobbitError."""
+    if not projector.is_file():
+        raise HobbitError(f"there is no file {projector}; --mmproj takes the model's projector, a GGUF file")
+    with simulated(model, {}) as opened:
+        multimodal().mtmd_helper_log_set(log.callback, None)
+        log.start(False)
+        n_bytes, n_embd = projector_sizes(bytes(projector))
+        if not n_bytes:
+            raise _unfit(projector, model, log.reason() or "it holds no projector")
+        if n_embd != llama.llama_model_n_embd_inp(opened.pointer):
+            reason = f"it makes {n_embd} numbers of a part of an image, the model takes another number"
+            raise _unfit(projector, model, reason)
+    return n_bytes + _LIBRARY_BYTES
+
+
+def _unfit(path: Path, model: Path, reason: str) -> HobbitError:
+    return HobbitError(f"{path} cannot be loaded: {reason}; give the projector that comes with {model.name}")
 
 
 def lay_out(

@@ -18,8 +18,7 @@ from servers import Answer, Server, running, serving
 
 from pyhobbit import HobbitError
 from pyhobbit.cli import serve
-from pyhobbit.engine.plan import beside_projector
-from pyhobbit.engine.projector import projector_bytes
+from pyhobbit.engine.plan import beside_projector, projector_bytes
 from pyhobbit.hobbit.hobbit import Hobbit
 from pyhobbit.native.machine import resident_memory
 from pyhobbit.settings.config import CacheConfig
