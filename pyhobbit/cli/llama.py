@@ -40,4 +40,4 @@ def run(args: argparse.Namespace) -> NoReturn:
 
 def _known() -> dict[str, str]:
     """The names of the files, by those without their first word."""
-    return {re.sub(r"^(llama|ggml)-", "", name): name for name in programs.names()}
+    return {re.sub(r"^(llama|ggml)-", "", each.name): each.name for each in sorted(BIN_DIR.glob("*"))}

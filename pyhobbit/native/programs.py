@@ -5,13 +5,7 @@ import os
 import sys
 from typing import NoReturn
 
-from pyhobbit.native.paths import BIN_DIR
 from pyhobbit.native.threads import processor_cores
-
-
-def names() -> list[str]:
-    """Names of the files in BIN_DIR."""
-    return sorted(path.name for path in BIN_DIR.glob("*"))
 
 
 def become(command: list[str]) -> NoReturn:
