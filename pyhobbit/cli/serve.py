@@ -180,9 +180,9 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
             raise ConfigError(f"{name} is for one model; serve it alone")
     check_limit(cache.memory)
     each, passed_on = several_models.shared(cache, args.passed_on)
-    if rows := several_models.rows(cache.memory, each.memory, passed_on):
-        _print_rows({**rows, "address": _address(passed_on)})
-    passed_on = several_models.listed(passed_on)
+    rows = several_models.rows(cache.memory, each.memory, passed_on)
+    passed_on = several_models.listed(passed_on)  # an error stands alone
+    _print_rows({**rows, "address": _address(passed_on) if rows else ""})
     own = _of_model(each, passed_on)
     return [*_no_warmup(passed_on), *server_arguments(own.settings(), args.batch, passed_on)]
 
@@ -279,11 +279,11 @@ def _address(passed_on: Sequence[str]) -> str:
     if port == "0":
         return f"{host}, a free port that the log names"
     scheme = "http" if value("--ssl-cert-file", passed_on) is None else "https"
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    prefix = value("--api-prefix", passed_on, "")
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{prefix}"
     has_page = server_flags.has_web_page() and not {"--no-ui", "--no-webui"}.intersection(passed_on)
-    return (
-        f"{url}{' with the web page' if has_page else ''}, the cache at {url}/panel, OpenAI's API at {url}/v1"
-    )
+    page = " with the web page" if has_page else ""
+    return f"{url}{page}, the cache at {url}/panel, OpenAI's API at {url}/v1"
 
 
 def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:

@@ -9,6 +9,7 @@ import pytest
 import random_moe
 
 from pyhobbit.cli import several_models
+from pyhobbit.cli.main import main
 from pyhobbit.cli.several_models import find_models, preset_file
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import downloaded
@@ -97,6 +98,10 @@ def test_all_downloads_are_served_by_their_names(
     assert several_models.all_downloads() == []
 
 
-def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HobbitError, match="holds no model; without --models-dir, serve has all of"):
-        several_models.listed(["--models-dir", str(tmp_path)])
+def test_a_folder_without_models_is_refused_before_anything_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--models-dir", str(tmp_path), "--port", "0"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"pyhobbit: error: {tmp_path} holds no model; without --models-dir, serve has")
+    assert said.count("\n") == 1
