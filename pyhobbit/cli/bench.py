@@ -166,22 +166,22 @@ def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
     compute_s = median(step.decode_s - step.cache.stall_s for step in steps)
     found: Figures = {"n_tokens": n, "tokens_per_second": n / seconds, "compute_s": compute_s}
     if not cached:
-        return found | dict.fromkeys(("hit_rate", "bytes_read", *_SHARES))
+        return found | dict.fromkeys(("hit_rate", "bytes_read_per_token", *_SHARES))
     total = {each.name: sum(getattr(step.cache, each.name) for step in steps) for each in COUNTERS}
     shares = rates({}, total, seconds, 0)
     return found | {
         "hit_rate": 1.0 if shares.hit_rate is None else shares.hit_rate,
-        "bytes_read": total["bytes_read"] / n,
+        "bytes_read_per_token": total["bytes_read"] / n,
         **{name: getattr(shares, name) for name in _SHARES},
     }
 
 
 def _forecast(found: Figures, info: "ModelInfo") -> dict[str, Any] | None:
     """The model of the speed that pyhobbit inspect prints, fitted to these; None where nothing was read."""
-    if info.on_device or not found["bytes_read"]:
+    if info.on_device or not found["bytes_read_per_token"]:
         return None
     of = {name: value or 0.0 for name, value in found.items()}
-    per_byte = of["stall_share"] / of["tokens_per_second"] / of["bytes_read"]
+    per_byte = of["stall_share"] / of["tokens_per_second"] / of["bytes_read_per_token"]
     wait_s = info.used_bytes(of["high_share"], of["low_share"]) * per_byte
     share = info.pool_slots_high / info.n_high_experts
     time = TokenTime.fitted(of["compute_s"], wait_s, share, of["hit_rate"])
@@ -214,7 +214,7 @@ def table(document: dict[str, Any]) -> str:
     found = document["decoding"]
     rows["decoding"] = f"{found['tokens_per_second']:.2f} token/s over {found['n_tokens']:g} tokens"
     if found["hit_rate"] is not None:
-        read = format_size(found["bytes_read"])
+        read = format_size(found["bytes_read_per_token"])
         rows["hits"] = f"{found['hit_rate']:.1%} of the experts, {read} read per token"
         rows["waiting"] = f"{found['stall_share']:.0%} of the time for the disk"
     if (forecast := document["forecast"]) is not None:

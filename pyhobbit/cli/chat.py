@@ -39,12 +39,6 @@ _STANDARD_INPUT = Path("-")
 
 def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
-    _add_prompt(parser)
-    add_sampling_arguments(parser)
-    add_engine_arguments(parser)
-
-
-def _add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", dest="prompt", metavar="TEXT", help="answer TEXT, also given after MODEL (default: stdin)")
     add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
@@ -57,6 +51,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     drafts = "compute up to N tokens that the text suggests in one pass, while that pays (default: 0)"
     add("--drafts", type=int, default=0, metavar="N", help=drafts)
     add("--stats-json", type=Path, metavar="FILE", help="write counters and times to this file")
+    add_sampling_arguments(parser)
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

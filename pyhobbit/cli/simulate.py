@@ -6,7 +6,6 @@ pyhobbit chat MODEL --trace FILE records one. The penalty counts a miss by its b
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -88,8 +87,7 @@ def run(args: argparse.Namespace) -> int:
     policies = _policies(args, base)
     runs = [run for capacity in args.capacity for run in _run_policies(routes, base, capacity, policies)]
     if args.json:
-        json.dump(_document(trace, args.split, base, runs), sys.stdout, indent=2)
-        print()
+        print(json.dumps(_document(trace, args.split, base, runs), indent=2))
     else:
         print(_table(runs, judged=base.predictor is not None))
     return 0

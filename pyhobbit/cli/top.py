@@ -35,11 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="NAME", help="the model to watch, of a server of several")
     add("--api-key", metavar="KEY", help="key of the server, if it wants one")
     add("--once", action="store_true", help="print one interval and exit")
+    add("--json", action="store_true", help="print each interval's answer of /hobbit, a line of JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     url = (args.url or _URL).rstrip("/").removesuffix("/v1")
-    url = ("" if "://" in url else "http://127.0.0.1:" if url.isdecimal() else "http://") + url
+    is_port = url.partition("/")[0].isdecimal()
+    url = ("" if "://" in url else "http://127.0.0.1:" if is_port else "http://") + url
     model = args.model or _loaded_model(url, args.api_key)
     before = _ask(url, model, args.api_key)
     rates: deque[float] = deque(maxlen=_HISTORY)
@@ -48,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
         now = _ask(url, model, args.api_key)
         rates.append(now["rates"]["tokens_per_s"] or 0)
         text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates)])
-        if args.once or not sys.stdout.isatty():
-            print(text, flush=True)
-        else:
+        if args.json:
+            text = json.dumps(now)
+        elif not args.once and sys.stdout.isatty():
             width, height = shutil.get_terminal_size()
-            print(_CLEAR + "\n".join(line[:width] for line in text.splitlines()[: height - 1]), flush=True)
+            text = _CLEAR + "\n".join(line[:width] for line in text.splitlines()[: height - 1])
+        print(text, flush=True)
         if args.once:
             return 0
         before = now
@@ -99,12 +102,13 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
 
 
 def _reason(error: Any, model: str | None) -> str:
-    if error.code == 401:
-        return "it wants --api-key"
-    if error.code == 400:  # only a server of several models answers so
-        several = "it has several models; give --model NAME"
-        return f"the model {model} is not loaded there" if model else several
-    return f"it answers with status {error.code}"
+    several = "it has several models; give --model NAME"
+    reasons = {
+        400: f"the model {model} is not loaded there" if model else several,  # of a server of several alone
+        401: "it wants --api-key",
+        404: "it has none there; with --api-prefix /NAME, for example, give HOST:PORT/NAME",
+    }
+    return reasons.get(error.code, f"it answers with status {error.code}")
 
 
 def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:

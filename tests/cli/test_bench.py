@@ -84,7 +84,7 @@ def test_the_timeline_of_a_run_explains_its_tokens(
     assert sum(parts.values()) == pytest.approx(1 / document["decoding"]["tokens_per_second"], rel=0.25)
     assert {span["args"]["layer"] for span in spans if span["name"] == "layer"} == set(range(6))
     n_read = sum(span["args"]["bytes"] for span in spans if span["name"] == "read")
-    assert n_read >= n * document["decoding"]["bytes_read"]
+    assert n_read >= n * document["decoding"]["bytes_read_per_token"]
     assert len({span["tid"] for span in spans}) > 1  # threads that read are there too
 
 
@@ -103,7 +103,7 @@ def test_decoding_follows_from_the_counters() -> None:
     computed = {"n_tokens": 3, "tokens_per_second": pytest.approx(3), "compute_s": pytest.approx(0.1)}
     assert found == computed | {
         "hit_rate": 5 / 8,
-        "bytes_read": pytest.approx(100 / 3),
+        "bytes_read_per_token": pytest.approx(100 / 3),
         "stall_share": pytest.approx(0.6),
         "high_share": None,
         "low_share": None,

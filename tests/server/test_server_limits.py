@@ -163,16 +163,25 @@ def test_a_whole_number_has_no_fraction(shared: Server, fields: dict[str, float]
     assert shared.request("/completion", {"prompt": PROMPT, "n_predict": 2.0}).status == 200
 
 
-def test_public_paths_need_no_key_behind_a_prefix(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_public_paths_need_no_key_behind_a_prefix(
+    tiny_gguf: Path, tmp_path: Path, run_pyhobbit: RunPyhobbit
+) -> None:
     options = ("--pools", "4M", "--api-prefix", "/llm", "--api-key", "k", "--port", port := free_port())
     command = [sys.executable, "-m", "pyhobbit", "serve", tiny_gguf, "--ctx-size", 512, *options]
     with (
         (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(list(map(str, command)), stdout=log) as process,
+        subprocess.Popen(list(map(str, command)), stdout=log, stderr=log) as process,
     ):
         server = Server(f"http://127.0.0.1:{port}", process, tmp_path / "log")
         try:
             wait_until(lambda: _answers(server, "/llm/health"))
+            url = f"{server.url}/llm"
+            told = f"address   {url}, the cache at {url}/panel, OpenAI's API at {url}/v1\n"
+            assert told in (tmp_path / "log").read_text().replace(" with the web page", "")
+            for address in (f"{url}/v1", f"{port}/llm"):
+                assert f"serve at {url}\n" in run_pyhobbit("top", address, "--once", "--api-key", "k").stdout
+            outside = run_pyhobbit("top", port, "--once", "--api-key", "k")
+            assert "with --api-prefix /NAME, for example, give HOST:PORT/NAME" in outside.stderr
             assert server.request("/llm/panel").status == server.request("/llm/").status == 200
             assert server.request("/llm/hobbit").status == server.request("/llm/slots").status == 401
             assert server.request("/health").status != 200
