@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import io
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -265,13 +266,15 @@ def test_a_newer_prompt_ends_the_older_answer(engine: Engine) -> None:
 def test_an_interrupt_in_the_middle_of_a_prompt_leaves_a_working_engine(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Engine(tiny_gguf, EngineConfig(cache=CacheConfig(pools=8 << 20), n_batch=64)) as engine:
+    config = EngineConfig(cache=CacheConfig(pools=8 << 20), n_batch=64, n_threads=1)  # each thread asks
+    with Engine(tiny_gguf, config) as engine:
         whole = _greedy(engine, PROMPT, 8)
         context = engine._opened().context
         for n_asked in (2, 40):
             asked = []
 
             def interrupt_later(_user_data: object, asked: list[int] = asked, last: int = n_asked) -> bool:
+                time.sleep(0.001)  # it asks once in each millisecond
                 asked.append(1)
                 if len(asked) == last:
                     engine.interrupt()

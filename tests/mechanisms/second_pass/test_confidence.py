@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -205,6 +206,7 @@ def test_a_token_that_is_aborted_in_either_pass_leaves_no_trace(share: float) ->
     def aborted() -> bool:
         nonlocal n_calls
         n_calls += 1
+        time.sleep(0.001)  # the next operation asks again
         return n_calls > limit
 
     with _session(path, aborted=aborted, confidence=1.0) as session:
