@@ -256,7 +256,7 @@ class Trial:
         self.moe.use(versions)
         references = self.all_first(self.chunks)
         bits = np.array([*(version.bits for version in versions), 0.0])
-        typical = np.median(costs[:, 1]) / 64
+        typical = np.median(costs[:, -2]) / 64  # the smallest version decides how far prices reach
         for price in typical / versions[0].bits * 4.0 ** np.arange(-1.5, 2.1, 0.7):
 
             def decide(n: int, weights: Array, price: float = price) -> Array:
