@@ -304,7 +304,7 @@ def test_a_long_prompt_gives_signs_of_life(tiny_gguf: Path, tmp_path: Path) -> N
         pieces = list(client.chat("tiny", messages, options={"num_predict": 2}, stream=True))
         assert pieces[-1].done
         start = [each for each in pieces if not each.message.content and not each.done]
-        assert start or (pieces[-1].prompt_eval_duration or 0) < 2e9
+        assert start
 
 
 def test_keep_alive_holds_for_its_own_request(tiny_gguf: Path, tmp_path: Path) -> None:
