@@ -5,7 +5,6 @@
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-impl.h"
-#include "io/staging-buffer.h"
 #include "plan/memory-budget.h"
 
 #include <algorithm>

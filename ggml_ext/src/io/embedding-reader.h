@@ -7,7 +7,6 @@
 #include "ggml.h"
 #include "io/file-reader.h"
 #include "io/loader.h"
-#include "io/staging-buffer.h"
 #include "model/expert-index.h"
 
 #include <algorithm>

@@ -4,7 +4,6 @@
 #include "ggml-cpp.h"
 #include "hobbit.h"
 #include "io/file-reader.h"
-#include "io/staging-buffer.h"
 
 #include <algorithm>
 #include <chrono>
