@@ -307,13 +307,6 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def surprise(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """-ln P(target) for logits [n, n_vocab] and targets [n]: float64 [n]."""
-    return np.concatenate(
-        [-found[np.arange(len(found)), targets[rows]] for rows, found in _log_softmax_blocks(logits)]
-    )
-
-
 class Comparison(NamedTuple):
     """Predictions beside those of a reference, one value for each token.
 
@@ -345,7 +338,8 @@ def compare(reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> C
 def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
     """Perplexity of scored logits [n_chunks, n_scored, n_vocab]."""
     surprises = [
-        surprise(logits, scored_targets(chunk)) for logits, chunk in zip(reference, chunks, strict=True)
+        compare(logits, logits, scored_targets(chunk)).surprise
+        for logits, chunk in zip(reference, chunks, strict=True)
     ]
     return float(np.exp(np.mean(surprises)))
 
