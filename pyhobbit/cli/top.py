@@ -104,7 +104,7 @@ def _ask(url: str, model: str | None, key: str | None) -> Sample:
 def _reason(error: Any, model: str | None) -> str:
     several = "it has several models; give --model NAME"
     reasons = {
-        400: f"the model {model} is not loaded there" if model else several,  # of a server of several alone
+        400: f"the model {model} is not loaded there" if model else several,  # servers of several answer it
         401: "it wants --api-key",
         404: "it has none there; with --api-prefix /NAME, for example, give HOST:PORT/NAME",
     }
