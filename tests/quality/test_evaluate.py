@@ -121,10 +121,11 @@ def reference(opened: Evaluator, chunks: list[Chunk]) -> np.ndarray:
 
 def test_perplexity_is_llama_perplexitys(chunks: list[Chunk], reference: np.ndarray) -> None:
     command = [models.bin_dir() / "llama-perplexity", "-m", models.tiny_experts("f16"), "-f", TEXT]
-    command += ["-c", "128", "--chunks", str(N_CHUNKS), "-t", "1"]
-    for _ in range(20):  # on a busy machine it may end before its last line is written
+    # on a busy machine it may end before its last lines are written: it goes on behind the chunks that count
+    command += ["-c", "128", "-b", "128", "--chunks", str(4 * N_CHUNKS), "-t", "1"]
+    for _ in range(20):
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-        if found := re.search(r"PPL = ([\d.]+)", done.stdout + done.stderr):
+        if found := re.search(rf"\[{N_CHUNKS}\]([\d.]+)", done.stdout + done.stderr):
             break
     assert found
     assert evaluate.perplexity(reference, chunks) == pytest.approx(float(found[1]), abs=1e-3)
