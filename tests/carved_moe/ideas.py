@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Ideas for fewer bytes, tried in numpy before any is built: docs/results/ideas-for-fewer-bytes.md.
 
-    python tests/carved_moe/ideas.py carved-f16.gguf --text unseen.txt [--parts fewer low price]
+    python tests/carved_moe/ideas.py carved-f16.gguf --text unseen.txt [--parts fewer low price pairs]
 
 The carved model computes parts of a text with experts in several versions. A use of an expert gets the
 version with the least loss + price * bytes, as by the rule price: the loss is the squared weight by a cost of
@@ -20,19 +20,23 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, dequantize, quantize
 from numpy.typing import NDArray
 
+from bench.results import read_lines
 from pyhobbit.quality.evaluate import Evaluator, compare
 from pyhobbit.settings.config import CacheConfig, EngineConfig
 
+WIDTHS = Path(__file__).parents[2] / "docs/results/carved-f16-widths-amd-epyc.jsonl"
 HEADS, KV_HEADS, BASE, EPS = 9, 3, 100000.0, 1e-5
 PARTS = ("gate", "up", "down")
 N_COSTS = 128  # tokens on which costs are measured, at most
 SHARES = (0.25, 0.5)  # shares of all experts in the first version that memory holds
 LIMITS = (0.003, 0.01)  # nats
-PARTS_OF = ("fewer", "low", "price")  # parts of the script
+T1 = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)  # thresholds of Eq. 2
+LOW_SHARES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # shares of the experts that are low for all tokens
+PARTS_OF = ("fewer", "low", "price", "pairs")  # parts of the script
 SKIP = -1
 Array = NDArray[Any]
-Decide = Callable[[int, Array], Array]
-"""Layer and weights [T, k] of the chosen experts to numbers of versions [T, k], or SKIP."""
+Decide = Callable[[int, Array, Array], Array]
+"""Layer, and chosen experts and their weights [T, k], to numbers of versions [T, k], or SKIP."""
 
 
 def plain(kind: str) -> Callable[[Array], Array]:
@@ -105,7 +109,7 @@ class Moe:
         self.n_layers = reader.fields["granitemoe.block_count"].contents()
         self.n_used = self.n_run = self.n_mass = reader.fields["granitemoe.expert_used_count"].contents()
         self.n_experts = reader.fields["granitemoe.expert_count"].contents()
-        self.decide: Decide = lambda _layer, weights: np.zeros(weights.shape, int)
+        self.decide: Decide = lambda _layer, _experts, weights: np.zeros(weights.shape, int)
         self.seen: list[tuple[Array, Array]] = []  # by layer: experts and weights [T, k]
         self.states: list[Array] = []  # inputs of the layers
         self._made: dict[str, list[dict[str, Array]]] = {}
@@ -161,7 +165,7 @@ class Moe:
         weights = softmax(np.take_along_axis(scores, chosen, 1))[:, : self.n_run]
         chosen = chosen[:, : self.n_run]
         self.seen.append((chosen, weights))
-        versions = self.decide(n, weights)
+        versions = self.decide(n, chosen, weights)
         for i, version in enumerate(self.versions):
             if (versions == i).any():
                 own = np.zeros((len(y), self.n_experts), np.float32)
@@ -203,9 +207,11 @@ class Trial:
         self.whole, self.cost_chunk = first, first[:N_COSTS]
         self.moe = Moe(path)
         self._known: dict[tuple[str, str], Array] = {}
+        _, by_part = read_lines(WIDTHS)
+        self.alone = np.array(by_part["widths"]["figures"][0]["values"], float)  # nats, by layer and expert
 
     def all_first(self, chunks: Sequence[Sequence[int]]) -> list[Array]:
-        self.moe.decide = lambda _layer, weights: np.zeros(weights.shape, int)
+        self.moe.decide = lambda _layer, _experts, weights: np.zeros(weights.shape, int)
         return [self.moe.logits(chunk) for chunk in chunks]
 
     def measured(self, chunks: Sequence[Sequence[int]], references: Sequence[Array], decide: Decide) -> Found:
@@ -214,7 +220,9 @@ class Trial:
         for chunk, reference in zip(chunks, references, strict=True):
             found = compare(reference[:-1], moe.logits(chunk)[:-1], np.asarray(chunk[1:]))
             compared.append((found.divergence, found.total_variation, ~found.same_top1))
-            uses.append([(experts, decide(n, weights)) for n, (experts, weights) in enumerate(moe.seen)])
+            uses.append(
+                [(experts, decide(n, experts, weights)) for n, (experts, weights) in enumerate(moe.seen)]
+            )
         bits = np.array([*(version.bits for version in moe.versions), 0.0])
         asked = (
             np.mean([bits[versions].sum(1).mean() for chunk in uses for _, versions in chunk]) / moe.n_used
@@ -238,7 +246,9 @@ class Trial:
         for layer in range(self.moe.n_layers):
             squares: list[float] = []
 
-            def decide(n: int, weights: Array, layer: int = layer, squares: list[float] = squares) -> Array:
+            def decide(
+                n: int, _experts: Array, weights: Array, layer: int = layer, squares: list[float] = squares
+            ) -> Array:
                 is_own = np.full(weights.shape, n == layer)
                 is_own[:, : weights.shape[1] // 2 if is_skipped else 0] = False
                 squares.append(float((weights**2 * is_own).sum(1).mean()))
@@ -259,9 +269,32 @@ class Trial:
         typical = np.median(costs[:, -2]) / 64  # the smallest version decides how far prices reach
         for price in typical / versions[0].bits * 4.0 ** np.arange(-1.5, 2.1, 0.7):
 
-            def decide(n: int, weights: Array, price: float = price) -> Array:
+            def decide(n: int, _experts: Array, weights: Array, price: float = price) -> Array:
                 best = np.argmin(weights[..., None] ** 2 * costs[n] + price * bits, -1)
                 return np.where(best == len(versions), SKIP, best)
+
+            yield self.measured(self.chunks, references, decide)
+
+    def by_weight(self, versions: Sequence[Version]) -> Iterator[Found]:
+        """Thresholds of Eq. 2 for two versions, from little loss to much."""
+        self.moe.use(versions)
+        references = self.all_first(self.chunks)
+        for t1 in T1:
+
+            def decide(_n: int, _experts: Array, weights: Array, t1: float = t1) -> Array:
+                return (np.cumsum(weights, 1) - weights > t1).astype(int)
+
+            yield self.measured(self.chunks, references, decide)
+
+    def by_expert(self, versions: Sequence[Version]) -> Iterator[Found]:
+        """Static widths of two versions, by each expert's divergence alone, from few low experts to most."""
+        self.moe.use(versions)
+        references = self.all_first(self.chunks)
+        for share in LOW_SHARES:
+            is_low = self.alone <= np.quantile(self.alone, share)
+
+            def decide(n: int, experts: Array, _weights: Array, is_low: Array = is_low) -> Array:
+                return is_low[n][experts].astype(int)
 
             yield self.measured(self.chunks, references, decide)
 
@@ -315,7 +348,9 @@ def fewer_run(trial: Trial) -> None:
     for n_run in (7, 6, 4):
         for n_mass in sorted({n_run, 8, 12}):
             moe.n_run, moe.n_mass = n_run, n_mass
-            found = trial.measured(trial.chunks, references, lambda _n, weights: np.zeros(weights.shape, int))
+            found = trial.measured(
+                trial.chunks, references, lambda _n, _experts, weights: np.zeros(weights.shape, int)
+            )
             print(f"| {n_run} | {n_mass} | {_figures(found)} |", flush=True)
     moe.n_run = moe.n_mass = moe.n_used
 
@@ -336,8 +371,28 @@ def all_low(trial: Trial) -> None:
         references = trial.all_first(trial.chunks)
         for version in versions:
             trial.moe.use([first, version])
-            found = trial.measured(trial.chunks, references, lambda _n, weights: np.ones(weights.shape, int))
+            found = trial.measured(
+                trial.chunks, references, lambda _n, _experts, weights: np.ones(weights.shape, int)
+            )
             print(f"| {version.name} | {first.name} | {version.bits} | {_figures(found)} |", flush=True)
+
+
+def _columns(trial: Trial, found: Sequence[Found]) -> list[list[float]]:
+    """Bits that are asked for, and that a cache of each share reads."""
+    return [
+        [of.asked for of in found],
+        *([read_bits(trial.moe, of.uses, share) for of in found] for share in SHARES),
+    ]
+
+
+def _cells(found: Sequence[Found], columns: Sequence[Sequence[float]], limit: float) -> list[str]:
+    kl = [float(of.divergence.mean()) for of in found]
+    cells = [at_limit([*zip(kl, column, strict=True)], limit) for column in columns]
+    return ["-" if cell is None else f"{cell:.3g}" for cell in cells]
+
+
+def _named(versions: Sequence[Version]) -> str:
+    return " + ".join(each.name for each in versions) + (" as planes" if versions[0].planes else "")
 
 
 def by_price(trial: Trial, sets: Sequence[Sequence[Version]]) -> None:
@@ -348,17 +403,22 @@ def by_price(trial: Trial, sets: Sequence[Sequence[Version]]) -> None:
     print(f"\n| versions{heads} |\n|{'---|' * (1 + len(LIMITS) * (1 + len(SHARES)))}")
     for versions in sets:
         found = list(trial.points(versions))
-        columns: list[list[float]] = [[of.asked for of in found]]
-        columns += [[read_bits(trial.moe, of.uses, share) for of in found] for share in SHARES]
-        kl = [float(of.divergence.mean()) for of in found]
-        cells = [at_limit([*zip(kl, column, strict=True)], limit) for limit in LIMITS for column in columns]
-        names = " + ".join(version.name for version in versions) + (
-            " as planes" if versions[0].planes else ""
-        )
-        print(
-            f"| {names} | " + " | ".join("-" if cell is None else f"{cell:.2f}" for cell in cells) + " |",
-            flush=True,
-        )
+        columns = _columns(trial, found)
+        cells = [cell for limit in LIMITS for cell in _cells(found, columns, limit)]
+        print(f"| {_named(versions)} | {' | '.join(cells)} |", flush=True)
+
+
+def pairs(trial: Trial, sets: Sequence[Sequence[Version]]) -> None:
+    """The rule price beside Eq. 2 and static widths, which two versions have, at the last limit."""
+    reads = " | ".join(f"read, {share:.0%}" for share in SHARES)
+    print(f"\n| versions | rule | asked | {reads} | total variation | changed, % |\n{'|---' * 7}|")
+    for versions in sets:
+        rules = [("price", trial.points), ("Eq. 2", trial.by_weight), ("static widths", trial.by_expert)]
+        for rule, points in rules[: 1 if len(versions) > 2 else 3]:
+            found = list(points(versions))
+            changes = [[of.variation.mean() for of in found], [100 * of.changed.mean() for of in found]]
+            cells = _cells(found, [*_columns(trial, found), *changes], LIMITS[-1])
+            print(f"| {_named(versions)} | {rule} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
@@ -385,11 +445,12 @@ def main() -> None:
         [Q8, Q4],
         [Q8_BOTH, Q8_CUT],
         [F16, Q4],
-        [F16, Q8, Q4],
         [Q8, Q4, TWO],
     ]
     if "price" in args.parts:
         by_price(trial, sets)
+    if "pairs" in args.parts:
+        pairs(trial, [[F16, Q4], [Q8, Q4], [F16, Q8, Q4]])
 
 
 if __name__ == "__main__":

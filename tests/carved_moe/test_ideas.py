@@ -46,3 +46,12 @@ def test_a_full_cache_forgets_what_was_used_longest_ago_and_skipped_uses_read_no
         moe(ideas.Q4), uses((0, 0), (1, 0), (0, 0), (2, 0), (1, 0), (0, -1)), room_for_two
     )
     assert found == 4 * 4.5 / 6
+
+
+def test_eq_2_keeps_high_until_the_better_experts_weigh_the_threshold() -> None:
+    weights = np.array([[0.5, 0.3, 0.2]])
+    trial: Any = SimpleNamespace(moe=SimpleNamespace(use=lambda _versions: None), chunks=[])
+    trial.all_first = lambda chunks: chunks
+    trial.measured = lambda _chunks, _references, decide: decide(0, weights, weights).tolist()
+    found = dict(zip(ideas.T1, ideas.Trial.by_weight(trial, [ideas.Q8, ideas.Q4]), strict=True))
+    assert (found[0.9], found[0.6], found[0.3]) == ([[0, 0, 0]], [[0, 0, 1]], [[0, 1, 1]])
