@@ -145,4 +145,5 @@ def _reason(folder: Path, log: str) -> str:
         return f'reading a checkpoint needs more packages ({last}): pip install "pyhobbit[convert]"'
     check_quantised(folder, folder / "config.json", last)
     known = next((text for said, text in _REASONS.items() if said in last), None)
-    return known.format(folder) if known else f"llama.cpp's converter failed on {folder}: {last}"
+    of = "see its config.json and tokenizer.json"
+    return known.format(folder) if known else f"llama.cpp's converter failed on {folder}, {of}: {last}"

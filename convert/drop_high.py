@@ -83,10 +83,7 @@ class _Experts:
                 f"pyhobbit convert --low TYPE MODEL"
             )
         if tiers.partial:
-            raise HobbitError(
-                f"the high tier of {path} has some experts alone: drop_high needs a file with two complete "
-                "tiers"
-            )
+            raise HobbitError(f"{path} has some experts alone in high: drop_high needs two complete tiers")
         routed = {part: tensor for tensor in file.tensors if (part := routed_part(tensor.name))}
         opened_info(path, {"hobbit.enable": True, "hobbit.calibrated": False})  # refuses damaged tiers
         tensors = {tensor.name: tensor for tensor in file.tensors}

@@ -90,8 +90,7 @@ def _share(text: str) -> float | str:
     try:
         return text if text == Options.within_limit else float(text)
     except ValueError as e:
-        what = f"'{text}' is neither a share, such as 0.5, nor {Options.within_limit}"
-        raise ConfigError(what) from e
+        raise ConfigError(f"'{text}' is neither a share, such as 0.5, nor {Options.within_limit}") from e
 
 
 def _check_types(args: argparse.Namespace) -> None:

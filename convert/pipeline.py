@@ -287,15 +287,14 @@ def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | No
     """The file, and what it says. Raises HobbitError."""
     if options.imatrix == options.no_imatrix or options.low_from is not None:
         return None, {}
-    if options.imatrix is not None:
-        return options.imatrix, read_imatrix(options.imatrix, tensors)
-    found = find_imatrix(options.model)
+    found = options.imatrix or find_imatrix(options.model)
     if found is None:
         return None, {}
     try:
         return found, read_imatrix(found, tensors)
     except HobbitError as error:
-        raise HobbitError(f"{error}; --imatrix {options.no_imatrix} converts without one") from error
+        without = "" if options.imatrix else f"; --imatrix {options.no_imatrix} converts without one"
+        raise HobbitError(f"{error}{without}") from error
 
 
 def _thresholds(options: Options) -> list[KeyValue]:

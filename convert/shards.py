@@ -2,11 +2,12 @@
 """Looks at a checkpoint's files before it is converted: the absent, the cut, and forms of other programs."""
 
 import json
+import math
 import re
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,30 @@ _NAME_BYTES = 255
 _LAYER = re.compile(r"(?:^|model\.|transformer\.)layers\.(\d{1,9})\.")
 _SENSES = re.compile("vision|visual|audio")
 _MOST_HEADER = 1 << 28  # bytes; safetensors itself allows 100 MB
-# Numbers of config.json that size lists of the converter.
 _LAYERS = ("n_layers", "num_hidden_layers", "n_layer", "num_layers")
-_MOST = {
-    **dict.fromkeys(_LAYERS, 10_000),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 1 << 16),
-    "vocab_size": 1 << 24,
+_NEEDED = ("vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_OF_LAYERS = ("num_key_value_heads", "head_dim", "intermediate_size", "moe_intermediate_size")
+_NUMBERS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
+_OBJECTS = ("text_config", "quantization_config", "rope_scaling", "rope_parameters")
+_OBJECT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_Kind = tuple[str, Callable[[Any], bool]]  # what a field of config.json has to be, and what tells it
+
+
+def _whole(least: int, most: int, *others: type) -> _Kind:
+    what = f"a whole number from {least} to {most}"
+    return what, lambda n: isinstance(n, others) or (type(n) is int and least <= n <= most)
+
+
+_NUMBER = "a number from 0", lambda x: x is None or (type(x) in (int, float) and 0 <= x < math.inf)
+_FIELDS: dict[str, _Kind] = {
+    **dict.fromkeys(_LAYERS, _whole(1, 10_000)),
+    **dict.fromkeys(_NEEDED, _whole(1, 1 << 24)),
+    **dict.fromkeys(_OF_LAYERS, _whole(1, 1 << 24, type(None), list)),
+    **dict.fromkeys((*_EXPERTS, "num_experts_per_tok"), _whole(0, 1 << 16, type(None))),
+    **dict.fromkeys(_NUMBERS, _NUMBER),
+    **dict.fromkeys(_OBJECTS, ("an object", lambda x: x is None or isinstance(x, dict))),
+    "architectures": ("a list of names", lambda x: isinstance(x, list) and {*map(type, x)} == {str}),
 }
 
 
@@ -39,18 +58,17 @@ def check_checkpoint(folder: Path) -> bool:
     """Tells if it may have a draft block (MTP). Raises HobbitError for the first absent file or layer."""
     config = _config(folder)
     check_quantised(folder, folder / "config.json")
-    weight_map = _weight_map(folder)
     parts = weight_files(folder)
     for path in (*parts, *(each for each in sorted(folder.iterdir()) if each.suffix in _READ)):
         if not path.is_file():
             raise HobbitError(f"a file of the checkpoint is missing: {path}; download it")
-        _check_no_pointer(path)
-        if path.suffix == ".bin":
-            _check_archive(path)
+        _check_whole(path)
+        if path.name in _OBJECT_FILES:
+            _read_json(path)
     if not parts and any(folder.glob("consolidated*.safetensors")):
         raise HobbitError(MISTRALS_OWN.format(folder))
     names = {name for path in parts if path.suffix == ".safetensors" for name in _safetensors_names(path)}
-    for name, part in weight_map.items():
+    for name, part in _weight_map(folder).items():
         if names and folder / part in parts and name not in names:
             raise HobbitError(f"{folder / part} lacks the tensor {name!r}: download it again")
     n_layers = next((config[key] for key in _LAYERS if config.get(key) is not None), 0)
@@ -64,22 +82,20 @@ def check_checkpoint(folder: Path) -> bool:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Reads config.json with its part about text. Raises HobbitError for numbers that cannot be."""
+    """Reads config.json with its part about text. Raises HobbitError for a field that cannot be."""
     path = folder / "config.json"
     config = _read_json(path)
-    text = config.get("text_config")
-    if text is not None and not isinstance(text, dict):
-        raise _wrong(path, "text_config", text)
-    config |= text or {}
-    for key, most in _MOST.items():
-        n = config.get(key)
-        if n is not None and not (type(n) is int and (key in _LAYERS) <= n <= most):
-            raise _wrong(path, key, n)
+    config |= text if isinstance(text := config.get("text_config"), dict) else {}
+    n_experts = max((n for key in _EXPERTS if type(n := config.get(key)) is int), default=0)
+    used = {"num_experts_per_tok": _whole(1, n_experts)} if n_experts > 0 else {}
+    for key, (what, holds) in (_FIELDS | used).items():
+        if key in config and not holds(config[key]):
+            raise _wrong(path, key, json.dumps(config[key]), f"{what} is needed; ")
     return config
 
 
-def _wrong(path: Path, key: str, value: object) -> HobbitError:
-    return HobbitError(f"{path} is damaged: its {key} is {str(value)[:40]}; download it again")
+def _wrong(path: Path, key: str, value: object, wanted: str = "") -> HobbitError:
+    return HobbitError(f"{path} is damaged: its {key} is {str(value)[:40]}; {wanted}download it again")
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
@@ -143,20 +159,16 @@ def as_read(folder: Path) -> Iterator[Path]:
         yield view
 
 
-def _check_no_pointer(path: Path) -> None:
+def _check_whole(path: Path) -> None:
+    """Raises HobbitError for a pointer in place of the file, and for a file of PyTorch that is cut."""
     with path.open("rb") as file:
-        if file.read(len(_POINTER)) == _POINTER and path.stat().st_size <= _POINTER_BYTES:
-            raise HobbitError(
-                f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in {path.parent}, or "
-                "download it"
-            )
-
-
-def _check_archive(path: Path) -> None:
-    """Raises HobbitError for a file of PyTorch that is cut."""
-    with path.open("rb") as file:
-        is_zip = file.read(2) == b"PK"
-    if is_zip and not zipfile.is_zipfile(path):
+        start = file.read(len(_POINTER))
+    if start == _POINTER and path.stat().st_size <= _POINTER_BYTES:
+        raise HobbitError(
+            f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in {path.parent}, or "
+            "download it"
+        )
+    if path.suffix == ".bin" and start.startswith(b"PK") and not zipfile.is_zipfile(path):
         raise HobbitError(f"{path} is incomplete: download it again")
 
 
@@ -187,6 +199,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     except (OSError, ValueError, RecursionError) as error:
-        _check_no_pointer(path)
+        _check_whole(path)
         raise HobbitError(f"{path} cannot be read as JSON: download it again") from error
     raise HobbitError(f"{path} is no JSON object: download it again")

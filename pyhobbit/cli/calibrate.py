@@ -82,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
         report = calibrate(args.model, args.text, config)
     except KeyboardInterrupt:
         kept = Measurements.path_of(args.model)
-        state = f"{kept} keeps what was measured, start again to go on"
-        if not kept.exists():
-            state = "nothing was measured yet"
+        keeps = f"{kept} keeps what was measured, start again to go on"
+        state = keeps if kept.exists() else "nothing was measured yet"
         print(f"\npyhobbit: stopped; {state}", file=sys.stderr)
         raise
     if args.json:

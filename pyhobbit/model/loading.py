@@ -67,6 +67,7 @@ def load_failure(path: str | Path, hint: str | None = None, name: Path | None = 
     """
     if (lost := lost_machine()) is not None:
         return lost
+    name = name or Path(path)
     reason = log.reason() or "llama.cpp gave no reason"
     if "the override of " in reason:
         hint = "correct it, or leave it out"
@@ -86,9 +87,9 @@ def load_failure(path: str | Path, hint: str | None = None, name: Path | None = 
             pass  # the engine says it better
     if (what := _UNKNOWN.search(reason)) is not None:
         known = f"this pyhobbit's llama.cpp does not know the {what[1]} '{what[2]}'"
-        return f"{name or path} cannot be loaded: {known}; a newer pyhobbit may"
+        return f"{name} cannot be loaded: {known}; a newer pyhobbit may"
     hint = hint or "take another file of the model, or a newer pyhobbit"
-    return last_error() or f"{name or path} cannot be loaded: {reason}; {hint}"
+    return (last_error() or f"{path} cannot be loaded: {reason}; {hint}").replace(str(path), str(name))
 
 
 def _loads(path: Path, **params: Any) -> bool:

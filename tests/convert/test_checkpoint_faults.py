@@ -134,7 +134,29 @@ def _cut_archive(folder: Path) -> None:
 FAULTS: dict[str, tuple[Change, str]] = {
     "endless layers": (_config(num_hidden_layers=2**31), "its num_hidden_layers is 2147483648"),
     "endless vocabulary": (_config(vocab_size=2**31), "its vocab_size is 2147483648"),
-    "layers as text": (_config(num_hidden_layers="8"), "its num_hidden_layers is 8"),
+    "layers as text": (_config(num_hidden_layers="8"), 'its num_hidden_layers is "8"'),
+    "no layers": (
+        _config(num_hidden_layers=None),
+        "config.json is damaged: its num_hidden_layers is null; a whole number from 1 to 10000 is needed",
+    ),
+    "too many used": (
+        _config(num_experts_per_tok=100),
+        "config.json is damaged: its num_experts_per_tok is 100; a whole number from 1 to 8 is needed",
+    ),
+    "epsilon that is none": (_config(rms_norm_eps=float("nan")), "rms_norm_eps is NaN; a number from 0"),
+    "base as text": (_config(rope_theta="x"), 'its rope_theta is "x"; a number from 0 is needed'),
+    "no heads": (_config(num_attention_heads=0), "its num_attention_heads is 0; a whole number from 1"),
+    "width as text": (_config(intermediate_size="x"), 'its intermediate_size is "x"; a whole number'),
+    "quantisation as number": (_config(quantization_config=5), "its quantization_config is 5; an object"),
+    "architecture as number": (_config(architectures=5), "its architectures is 5; a list of names"),
+    "tokenizer as list": (
+        lambda folder: (folder / "tokenizer.json").write_text("[]"),
+        "tokenizer.json is no JSON object",
+    ),
+    "scaling of another form": (
+        _config(rope_scaling={"type": 5}),
+        "failed on .*, see its config.json and tokenizer.json: AttributeError",
+    ),
     "half a layer": (_config(num_hidden_layers=1.5), "its num_hidden_layers is 1.5"),
     "text_config": (_config(text_config=[]), r"its text_config is \[\]"),
     "deep config": (
@@ -178,6 +200,7 @@ def test_a_dry_run_names_the_fault(fault: str, folder: Path) -> None:
     with pytest.raises(HobbitError, match=message) as error:
         convert(Options(folder, low="q4_0", dry_run=True))
     assert len(str(error.value)) < 500
+    assert "header.gguf" not in str(error.value)
     assert sorted(folder.parent.iterdir()) == before
 
 
