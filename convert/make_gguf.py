@@ -81,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
             _check_types(args)  # before a long download
         args.model = model_path(args, checkpoint=not args.sidecar)
         if args.hf_repo is not None and args.output is None and not args.sidecar:
-            args.output = _output_here(args)
+            # a downloaded model lies in a cache, where nobody would look for the output
+            repo = args.hf_repo.partition(":")[0].rpartition("/")[2]
+            stem = repo if args.model.is_dir() else model_stem(args.model)
+            args.output = Path.cwd() / f"{stem}{'' if args.split else '-hobbit'}.gguf"
         convert(Options(**{field.name: getattr(args, field.name) for field in fields(Options)}))
     return 0
 
@@ -103,13 +106,6 @@ def _check_types(args: argparse.Namespace) -> None:
         type_by_name(args.low)
     if args.low_from is not None:
         read_low_file(args.low_from)
-
-
-def _output_here(args: argparse.Namespace) -> Path:
-    """A downloaded model lies in a cache, where nobody would look for the output."""
-    is_folder = args.model.is_dir()
-    stem = args.hf_repo.partition(":")[0].rpartition("/")[2] if is_folder else model_stem(args.model)
-    return Path.cwd() / f"{stem}{'' if args.split else '-hobbit'}.gguf"
 
 
 @contextmanager

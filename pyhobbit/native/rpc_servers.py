@@ -2,6 +2,7 @@
 """Devices of other machines, which llama.cpp's RPC servers offer. Loads only the libraries it is told."""
 
 import ctypes
+import select
 import socket
 import struct
 from contextlib import closing, suppress
@@ -63,12 +64,14 @@ def check_rpc_servers(endpoints: str) -> None:
 
 def _hello(connection: socket.socket) -> tuple[int, int, int] | None:
     """The server's version of the protocol; None where it answers in another one."""
-    answer = b""
-    size = 8 + 4 + _CAPABILITIES
+    answer, size = b"", 8 + 4 + _CAPABILITIES
+    start = struct.pack("<Q", size - 8)
     with suppress(ConnectionError):
         connection.sendall(struct.pack(f"<BQ{_CAPABILITIES}x", _HELLO, _CAPABILITIES))
-        while len(answer) < size and (part := connection.recv(size - len(answer))):
+        if not select.select([connection], [], [], _TIMEOUT_S / 2)[0]:
+            connection.settimeout(_TIMEOUT_S / 2)
+            connection.shutdown(socket.SHUT_WR)  # a program that waits for the rest of a line ends then
+        while start.startswith(answer[:8]) and (part := connection.recv(size - len(answer))):
             answer += part
-    if len(answer) < size or int.from_bytes(answer[:8], "little") != size - 8:
-        return None
-    return answer[8], answer[9], answer[10]
+    is_worker = len(answer) == size and answer.startswith(start)
+    return (answer[8], answer[9], answer[10]) if is_worker else None

@@ -18,6 +18,12 @@ def test_a_device_that_is_not_there_is_an_error_that_names_those_there_are(
     assert said in done.stderr or "there is no device 'CUDA7': choose one of CPU, " in done.stderr
 
 
+def test_another_machines_device_asks_for_its_address(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
+    done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device", "RPC0")
+    assert done.returncode == 1
+    assert "there is no device 'RPC0': give --rpc HOST:PORT" in done.stderr
+
+
 def test_device_memory_wants_a_device_that_has_any(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     for command in (("chat", "-p", "x", "-n", 1), ("inspect", "--no-speed")):
         done = run_pyhobbit(command[0], tiny_gguf, *command[1:], "--device-memory", "64M")

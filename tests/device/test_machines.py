@@ -61,6 +61,15 @@ def _closes(_: socket.socket) -> None:
     pass
 
 
+def _reads_a_line(connection: socket.socket) -> None:
+    connection.makefile("rb").readline()
+
+
+def _greets(connection: socket.socket) -> None:
+    connection.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
+    threading.Event().wait(30)
+
+
 def test_the_protocol_is_llama_cpps() -> None:
     header = (_ROOT / "vendor/llama.cpp/ggml/include/ggml-rpc.h").read_text()
     found = [re.search(rf"RPC_PROTO_{part}_VERSION +(\d+)", header) for part in ("MAJOR", "MINOR", "PATCH")]
@@ -73,6 +82,8 @@ def test_the_protocol_is_llama_cpps() -> None:
     [
         (_web, "is no pyhobbit worker"),
         (_closes, "is no pyhobbit worker"),
+        (_reads_a_line, "is no pyhobbit worker"),  # as a web server does
+        (_greets, "is no pyhobbit worker"),
         (_older, "speaks version 6.1.0 of the protocol, and this one 7.0.0"),
         (None, "no machine answers at"),
     ],

@@ -97,11 +97,11 @@ static status find_device(const std::string & name, ggml_backend_dev_t & device)
         }
         all += (all.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
     }
-    if (all == "CPU") {
-        return status::error("there is no device '%s', and no other GPU: a driver and make install GPU=vulkan find one",
-                             name.c_str());
-    }
-    return status::error("there is no device '%s': choose one of %s", name.c_str(), all.c_str());
+    const bool        is_remote = strncasecmp(name.c_str(), "RPC", 3) == 0 && all.find("RPC") == std::string::npos;
+    const std::string hint      = is_remote      ? ": give --rpc HOST:PORT, the address of its 'pyhobbit worker'"
+                                  : all == "CPU" ? ", and no other GPU: a driver and make install GPU=vulkan find one"
+                                                 : ": choose one of " + all;
+    return status::error("there is no device '%s'%s", name.c_str(), hint.c_str());
 }
 
 static status check_together(const std::vector<ggml_backend_dev_t> & devices) {
