@@ -98,9 +98,7 @@ def run(args: argparse.Namespace) -> int:
     applies = "it applies automatically from now on"
     if not is_faster and _PRECISION.isdisjoint(read_options(args.model)):
         own = write_options(args.model, {"quality": "lossless"}).name
-        applies = (
-            f"it would not be faster here, so {own} keeps quality = lossless: --quality small-loss takes it"
-        )
+        applies = f"it would not be faster: {own} keeps quality = lossless, and --quality small-loss takes it"
     print(f"stored in {path}; {applies}")
     return 0
 

@@ -16,8 +16,7 @@ from pyhobbit.native.paths import BIN_DIR
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    known = f"one of {', '.join(_known())}"
-    parser.add_argument("program", metavar="PROGRAM", help=known)
+    parser.add_argument("program", metavar="PROGRAM", help=f"one of {', '.join(_known())}")
     parser.add_argument("arguments", nargs="*", metavar="...", help="its arguments, which are passed on")
 
 

@@ -18,10 +18,9 @@ def run(args: argparse.Namespace) -> int:
     named = args.model
     check_model_arguments(args)
     if args.model is not None:
-        is_others = named != str(args.model)  # another program's name
-        hint = (
-            f"ollama rm {named}, or LM Studio, deletes it" if is_others else "pyhobbit list shows their names"
-        )
+        hint = "pyhobbit list shows their names"
+        if named != str(args.model):  # another program's name
+            hint = f"ollama rm {named}, or LM Studio, deletes it"
         raise ConfigError(f"{named} is no download, and rm deletes downloads only; {hint}")
     files, size = remove(args.hf_repo)
     print(f"deleted {', '.join(files)} ({format_size(size)})")

@@ -259,3 +259,13 @@ def test_a_page_for_users_begins_with_a_command(page: str) -> None:
     lines = (ROOT / f"{page}.md").read_text().splitlines()
     assert next(n for n, line in enumerate(lines, 1) if line.startswith("```")) <= 25
     assert len((ROOT / "README.md").read_text().split()) < 1000
+
+
+def test_the_table_of_free_memory_names_the_files_that_are_read() -> None:
+    code = (ROOT / "ggml_ext/src/base/system-memory.cpp").read_text()
+    rows = (ROOT / "docs/getting-started.md").read_text().split("| free is the least")[1].split("\n\n")[0]
+    named = set(re.findall(r"`(memory\.[\w.]+|MemAvailable|c_min)`", rows))
+    unread = {"memory.swap.max", "memory.memsw"}
+    assert named == {*unread, "memory.max", "memory.high", "memory.limit_in_bytes", "MemAvailable", "c_min"}
+    assert {each for each in named if each not in code} == unread
+    assert "evictable" in code
