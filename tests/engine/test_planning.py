@@ -27,22 +27,34 @@ _RUN = """
 import contextlib, io, sys
 from pathlib import Path
 verb, model = sys.argv[1:]
+from pyhobbit import Hobbit
 from pyhobbit.cli.main import main
 from pyhobbit.cli import serve
-from pyhobbit.engine.placement import choose
-from pyhobbit.engine.plan import fit
+from pyhobbit.engine import plan
 from pyhobbit.engine.stats import peak_rss_bytes
-from pyhobbit.settings.config import CacheConfig, EngineConfig
+from pyhobbit.hobbit import hobbit
+from pyhobbit.settings.config import CacheConfig
 
-config = EngineConfig(CacheConfig(memory=3 << 30))
+class Planned(BaseException):
+    pass
+
+def planned(*given, fit=plan.fit, **named):
+    fit(*given, **named)
+    raise Planned
+
+plan.fit = hobbit.fit = planned
+prompts = {"chat": ["-p", "x"], "inspect": ["--no-speed"]}
 with contextlib.redirect_stdout(io.StringIO()):
-    if verb == "serve":
-        assert serve._check_memory(Path(model), config.cache, None, []).info.cached
-    elif verb == "chat":
-        fit(Path(model), choose(Path(model), config).cache and config)
-    else:
-        speed = ["--no-speed"] if verb == "inspect" else []
-        assert main([verb, model, "--memory", "3G", *speed]) == 0
+    try:
+        if verb == "serve":
+            assert serve._check_memory(Path(model), CacheConfig(memory=3 << 30), None, []).info.cached
+        elif verb == "Hobbit":
+            Hobbit(model, memory="3G", verbose=False)
+        else:
+            assert main([verb, model, "--memory", "3G", *prompts.get(verb, ())]) == 0
+        assert verb in ("serve", "config", "inspect")
+    except Planned:
+        assert verb in ("chat", "bench", "Hobbit")
 counted = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
 print(peak_rss_bytes(), counted["rchar"])
 """
@@ -61,7 +73,7 @@ def hole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
-@pytest.mark.parametrize("verb", ["config", "inspect", "serve", "chat"])
+@pytest.mark.parametrize("verb", ["config", "inspect", "serve", "chat", "bench", "Hobbit"])
 def test_a_plan_takes_no_memory_and_reads_headers_alone(verb: str, hole: Path, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     traced = ["strace", "-f", "-y", "-qq", "-e", "trace=mmap,madvise,read,lseek,pread64,close", "-o", calls]
