@@ -38,7 +38,6 @@ from pyhobbit.quality.idle import calibrate_beside
 from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, format_size, parse_size
 
 if TYPE_CHECKING:
-    from pyhobbit.engine.placement import Placed
     from pyhobbit.engine.plan import MemoryPlan
     from pyhobbit.settings.config import Setting
 
@@ -189,7 +188,9 @@ def _arguments_without_model(args: argparse.Namespace, cache: CacheConfig) -> li
 
 def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[str]:
     """Arguments for one model, which is downloaded where needed. Raises HobbitError."""
-    from pyhobbit.model.gguf_file import read_gguf  # takes a while
+    # these take a while
+    from pyhobbit.engine.placement import Placed, choose
+    from pyhobbit.model.gguf_file import read_gguf
 
     model = model_path(args)
     check_model_file(model)
@@ -206,7 +207,8 @@ def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[
     images, of_model = _beside_images(model, _of_model(cache, args.passed_on), args)
     if not listens and of_model.memory is not None:
         of_model = replace(of_model, memory=of_model.memory - min(_COPIES, of_model.memory // _PART_COPIED))
-    placed = _placed(model, of_model, args)
+    config = _server_config(of_model, args.batch, args.passed_on)
+    placed = Placed(of_model, None) if config is None else choose(model, config)
     idle, of_model = calibrate_beside(model, args.calibrate_idle, placed.cache)
     plan = _check_memory(model, of_model, args.batch, args.passed_on)
     if plan is not None and plan.chose_context:
@@ -232,7 +234,9 @@ def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[
     if plan is None or cached:
         arguments += _no_warmup(args.passed_on)
     n_batch = plan.n_batch if plan is not None and cached else args.batch
-    settings = of_model.settings()
+    is_bound = cached and of_model.memory is not None  # its pools are those of the first lines
+    process = {"hobbit.process": plan.process} if plan and is_bound and not plan.device else {}
+    settings = {**of_model.settings(), **process}
     if plan is not None and plan.head:
         settings["hobbit.further"] = plan.head
         args.passed_on += ["--batch-size", str(n_batch)]  # the head takes memory for each token of it
@@ -387,14 +391,6 @@ def _beside_images(
         model, Path(given), cache, lambda each: _check_memory(model, each, args.batch, args.passed_on)
     )
     return {"images": f"{Path(given).name}, {format_size(taken)} more"}, cache
-
-
-def _placed(model: Path, cache: CacheConfig, args: argparse.Namespace) -> "Placed":
-    """The cache or llama.cpp's layers; as given where flags decide about the memory. Raises HobbitError."""
-    from pyhobbit.engine.placement import Placed, choose  # loads the libraries
-
-    config = _server_config(cache, args.batch, args.passed_on)
-    return Placed(cache, None) if config is None else choose(model, config)
 
 
 def _slots(passed_on: Sequence[str]) -> tuple[int, bool]:

@@ -103,6 +103,17 @@ def test_all_that_tell_of_a_run_tell_the_same(
     assert "bytes_read_per_token" in of_bench & stats.keys()
 
 
+@pytest.mark.parametrize("memory", ["64M", "68M"])
+def test_the_pools_are_those_of_the_first_lines(tiny_gguf: Path, tmp_path: Path, memory: str) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--parallel", 1, "--memory", memory) as server:
+        cache = server.cache()
+        server.complete(n=4)
+        assert server.peak() <= int(memory[:-1]) << 20
+    told = re.search(r"experts +(?:high )?(\d+) of (\d+)", (tmp_path / "log").read_text())
+    assert told
+    assert (int(told[1]), int(told[2])) == (cache["pool_slots_high"], cache["n_all_experts"])
+
+
 def test_counters_of_a_server_add_up(tiny_gguf: Path, tmp_path: Path) -> None:
     """Compares by name: both formats of the server come from one list."""
     options = ("--pools", "3M", "--prefetch", 0, "--parallel", 1)
