@@ -156,7 +156,11 @@ def _convert_piece(
     path, offset = source.place(piece.start)
     data = _read_exactly(sources[path], piece.size, offset)
     if (infinity := _INFINITIES.get(source.type.name)) is not None:
-        _check_finite(source, data.view(infinity.dtype), infinity)
+        bits = data.view(infinity.dtype)
+        if (bits & infinity == infinity).any():
+            is_nan = (bits << 1 > infinity << 1).any()  # without their signs
+            what = "not finite (NaN)" if is_nan else f"infinite in {source.type.name}"
+            raise NotFiniteError(f"tensor {source.name!r} has values that are {what}")
     rows = None
     written = []
     for target in piece.targets:
@@ -169,13 +173,6 @@ def _convert_piece(
         _write_exactly(file, result, offset)
         written.append(Written(target.name, offset, result.nbytes, zlib.crc32(result)))
     return written
-
-
-def _check_finite(source: TensorInfo, bits: np.ndarray, infinity: np.unsignedinteger) -> None:
-    if (bits & infinity == infinity).any():
-        is_nan = (bits << 1 > infinity << 1).any()  # without their signs
-        what = "not finite (NaN)" if is_nan else f"infinite in {source.type.name}"
-        raise NotFiniteError(f"tensor {source.name!r} has values that are {what}")
 
 
 def _quantize(target: PlannedTensor, rows: np.ndarray, imatrix: Imatrix, expert: int) -> np.ndarray:

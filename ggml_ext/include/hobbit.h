@@ -152,8 +152,8 @@ HOBBIT_API void hobbit_clear_last_error(void);
 // Experts of a layer that llama.cpp runs at most.
 HOBBIT_API uint32_t hobbit_max_experts(void);
 
-// Bytes that a server's requests may take while they are read (hobbit.requests), for so many tokens of context and a
-// limit of `memory` bytes for the process; 0: without a limit. has_media: the model takes images or sound.
+// Bytes that a server's requests may take while they are read (hobbit.requests), a third for connections, for so many
+// tokens of context and a limit of `memory` bytes for the process; 0: none. has_media: it takes images or sound.
 HOBBIT_API uint64_t hobbit_request_bytes(uint64_t n_ctx, uint64_t memory, bool has_media);
 
 // Returns true if the tensor belongs to a further tier, which no architecture of llama.cpp knows.

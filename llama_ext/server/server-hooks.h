@@ -244,6 +244,9 @@ hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id
 common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,
                                   const common_chat_msg & before);
 
+// Threads of connections beside the first ones, at most. `listen` sets it.
+inline int server_threads = 0;
+
 // --- Functions of server-report.cpp and server-requests.cpp, for other hooks. Any thread may call them.
 
 // Has the model an expert cache?

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -50,6 +51,7 @@ constexpr const char * FOREIGN_PAGE = "this server answers pages and names of th
 
 constexpr uint64_t LARGEST_BODY = 100 * MIB; // the limit of stock
 constexpr uint64_t NGRAM_TABLE  = 16 * MIB;  // bytes of common_ngram_mod
+constexpr uint64_t CONNECTION   = 128 << 10; // bytes of a thread, its headers, and the kernel's part
 constexpr uint64_t NO_LIMIT     = uint64_t(1) << 60;
 
 bool g_is_router = false; // it starts servers of models
@@ -59,15 +61,9 @@ using stop_function = std::function<bool()>;
 // A share of memory. A small part is not behind a large one that waits.
 class share {
   public:
-    void set_limit(uint64_t limit) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        limit_ = limit;
-    }
+    void set_limit(uint64_t limit) { limit_ = limit; }
 
-    uint64_t limit() const {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return limit_;
-    }
+    uint64_t limit() const { return limit_; }
 
     // The part, or null where should_stop says so. REQUIRES: size <= limit()
     std::shared_ptr<void> take(uint64_t size, const stop_function & should_stop) {
@@ -93,10 +89,10 @@ class share {
         changed_.notify_all();
     }
 
-    mutable std::mutex      mutex_;
+    std::mutex              mutex_;
     std::condition_variable changed_;
-    uint64_t                limit_ = NO_LIMIT; // guarded by mutex_, as held_
-    uint64_t                held_  = 0;
+    std::atomic<uint64_t>   limit_ = NO_LIMIT;
+    uint64_t                held_  = 0; // guarded by mutex_
 };
 
 // No std::exception: handlers would answer with status 400.
@@ -130,9 +126,10 @@ class reading {
 
 // The memory of a body, until it has been parsed or its connection is done with.
 struct body {
-    std::shared_ptr<void> held;
+    std::shared_ptr<void> held, counted = all;
 
     static inline thread_local std::weak_ptr<body> here; // the one that this thread has received
+    static inline const std::shared_ptr<void>      all = std::make_shared<int>(); // each that lives has it
 };
 
 // Counts what the tree of a JSON text takes, as its parser will see it: names and texts without their escapes.
@@ -232,6 +229,9 @@ httplib::Server::HandlerResponse receive(const httplib::Request & req, httplib::
     if (size > limit) {
         return httplib::Server::HandlerResponse::Unhandled; // refused before it is received
     }
+    if (req.method == "POST" && body::all.use_count() > server_threads) { // the first ones are for /health
+        return refuse(res, "this server has too many requests at once; ask again", 503);
+    }
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     auto       own = std::make_shared<body>();
     own->held =
@@ -304,7 +304,8 @@ class requests_hooks : public server_hooks {
         const auto   table   = has ? NGRAM_TABLE : 0;
         const auto   wanted  = hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media) + table;
         const auto   planned = uint64_t(server_override(params, "hobbit.requests", int64_t(wanted)));
-        g_planned            = planned - std::min(table, planned / 2);
+        g_planned            = (planned - std::min(table, planned / 2)) / 3 * 2;
+        server_threads       = memory == 0 ? 1024 : int(std::clamp<uint64_t>(g_planned / 2 / CONNECTION, 8, 1024));
     }
 
     // Requests are bounded where the model has an expert cache.
@@ -312,18 +313,24 @@ class requests_hooks : public server_hooks {
         if (!ctx) {
             return;
         }
+        const auto *   vocab      = llama_model_get_vocab(llama_get_model(ctx));
         const bool     is_bounded = llama_model_expert_cache(llama_get_model(ctx));
         const uint64_t all        = is_bounded ? g_planned : NO_LIMIT;
         g_bodies.set_limit(all / 8);
         g_trees.set_limit(all / 2);
         g_texts.set_limit(all / 8 * 3);
         common_before_tokenize = is_bounded ? hold_text : nullptr;
-        std::lock_guard<std::mutex> lock(mutex_);
-        longest_ = 0;
+        size_t longest         = 1;
+        for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); token++) {
+            longest = std::max(longest, std::strlen(llama_vocab_get_text(vocab, token)));
+        }
+        longest_ = longest;
     }
 
     void listen(httplib::Server & server, const common_params & params) override {
-        g_is_router = params.model.path.empty();
+        g_is_router       = params.model.path.empty();
+        common_params own = params;
+        start(own); // the number of threads
         // a body that stops in the middle holds memory that others wait for
         server.set_read_timeout(std::min(params.timeout_read, 10));
         server.set_write_timeout(std::min(params.timeout_write, 30)); // as an answer that nobody reads
@@ -405,7 +412,7 @@ class requests_hooks : public server_hooks {
             return;
         }
         const size_t size = prompt.is_string() ? prompt.get<std::string>().size() : 0;
-        if (is_bounded() && size > size_t(n_ctx) && size > size_t(n_ctx) * longest_token(vocab)) {
+        if (is_bounded() && size > size_t(n_ctx) && size > size_t(n_ctx) * longest_) {
             throw std::invalid_argument(
                 string_format("the prompt has %zu bytes, more than the context of %d tokens can hold; shorten it", size,
                               n_ctx));
@@ -429,20 +436,7 @@ class requests_hooks : public server_hooks {
     }
 
   private:
-    // Looked up once for each model that is loaded.
-    size_t longest_token(const llama_vocab * vocab) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (longest_ == 0) {
-            longest_ = 1;
-            for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); token++) {
-                longest_ = std::max(longest_, std::strlen(llama_vocab_get_text(vocab, token)));
-            }
-        }
-        return longest_;
-    }
-
-    std::mutex mutex_;
-    size_t     longest_ = 0; // guarded by mutex_; 0: not known
+    std::atomic<size_t> longest_{ 1 }; // bytes of a token of the vocabulary
 };
 
 } // namespace

@@ -77,14 +77,6 @@ static std::vector<hobbit_setting> parse_settings(const json & data, bool & alon
     return changes;
 }
 
-// The settings of a model's name: high precision alone where it ends with -exact, else none.
-static std::vector<hobbit_setting> settings_of_name(const json & name) {
-    if (!name.is_string() || !string_ends_with(name.get<std::string>(), "-exact") || !server_report_is_cached()) {
-        return {}; // without a cache every answer is exact
-    }
-    return { { "hobbit.quality", 0.0, "lossless" } };
-}
-
 hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id) {
     const hobbit_context * context = llama_expert_cache_context(ctx);
     return context ? hobbit_sequence_precision(context, seq_id) : SERVER_NO_TOKENS;
@@ -102,7 +94,11 @@ class settings_hooks : public server_hooks {
         all.emplace_back((new field_json("model"))
                              ->set_desc("The model's name. One that ends with -exact asks for high precision alone")
                              ->set_handler([](field_eval_context & ctx, const json & data) {
-                                 ctx.params.hobbit.settings = settings_of_name(data.at("model"));
+                                 const json & name = data.at("model");
+                                 if (name.is_string() && string_ends_with(name.get<std::string>(), "-exact") &&
+                                     server_report_is_cached()) { // without a cache every answer is exact
+                                     ctx.params.hobbit.settings = { { "hobbit.quality", 0.0, "lossless" } };
+                                 }
                              }));
         all.emplace_back((new field_json("hobbit"))
                              ->set_desc(help.c_str())

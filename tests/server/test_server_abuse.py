@@ -120,6 +120,14 @@ def test_requests_of_one_packet_are_all_answered(without_key: Server) -> None:
     assert answers.count(b'"tokens":[') == 10
 
 
+@pytest.mark.parametrize(("n", "status"), [(4, b"200"), (40, b"400"), (95, b"400")])
+def test_headers_have_a_bound_together(without_key: Server, n: int, status: bytes) -> None:
+    headers = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7000) for number in range(n))
+    with _connection(without_key) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+        assert client.recv(12) == b"HTTP/1.1 " + status
+
+
 def _connection(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=60)

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import models
@@ -211,6 +212,21 @@ def test_an_over_long_prompt_is_a_clear_bad_request(shared: Server) -> None:
 
 def test_many_requests_do_not_grow_it(shared: Server) -> None:
     assert growth(shared, 150) < 4 << 20
+
+
+def test_a_signal_ends_it_while_clients_say_nothing(tiny_gguf: Path, tmp_path: Path) -> None:
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with (
+        serving(tiny_gguf, tmp_path / "log", "--parallel", 2, "--memory", "200M") as server,
+        ExitStack() as stack,
+    ):
+        for number in range(300):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", _port(server))))
+            client.sendall((b"", head, head + b"Content-Length: 500\r\n\r\n{")[number % 3])
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(END_TIMEOUT_S) == 0
+        assert time.monotonic() - start < 15  # ten seconds for those that have a thread, none for the others
 
 
 @pytest.fixture(scope="module")

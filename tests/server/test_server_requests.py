@@ -3,12 +3,14 @@
 
 import http.client
 import json
+import resource
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from select import select
@@ -104,6 +106,38 @@ def test_many_messages_stay_within_the_memory(server: Server) -> None:
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(server.request, ["/v1/chat/completions"] * 4, [body] * 4))
         assert {answer.status for answer in answers} <= {status, 400}  # or longer than the context
+    assert server.peak() <= _LIMIT + 8 * _MIB
+
+
+def test_connections_that_say_nothing_hold_little_memory(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, soft + 900), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\n"
+        headers = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7000) for number in range(4))
+        for number in range(900):
+            client = stack.enter_context(socket.create_connection((host, int(port))))
+            client.sendall((b"", head + headers, head)[number % 3])
+        start = time.monotonic()
+        assert len(list(Path(f"/proc/{server.process.pid}/task").iterdir())) < 200
+        assert server.request("/health").status == 200
+        assert server.complete(n=1)
+        assert time.monotonic() - start < 90  # ten seconds of the first ones, one of each later
+    assert server.peak() <= _LIMIT + 8 * _MIB
+
+
+def test_requests_beyond_the_threads_are_refused(server: Server) -> None:
+    with ExitStack() as stack:
+        first = [stack.enter_context(_asked(server, prompt=PROMPT, n_predict=3500)) for _ in range(60)]
+        wait_until(lambda: server.busy_slots() == 4)
+        answer = server.request("/completion", {"prompt": "a"})
+        assert (answer.status, "ask again" in answer.error) == (503, True)
+        assert server.request("/health").status == 200
+        first[0].close()
+        wait_until(lambda: server.request("/tokenize", {"content": "a"}).status == 200)
+    wait_until(lambda: server.busy_slots() == 0)
     assert server.peak() <= _LIMIT + 8 * _MIB
 
 

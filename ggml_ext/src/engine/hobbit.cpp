@@ -61,7 +61,7 @@ size_t hobbit_first_part(const char * path, char * first, size_t size) {
 uint64_t hobbit_request_bytes(uint64_t n_ctx, uint64_t memory, bool has_media) {
     // tools or a large photograph, and tokens with 6 bytes
     const uint64_t wanted = std::max<uint64_t>(has_media ? 256 << 20 : 32 << 20, 1024 * n_ctx);
-    return memory == 0 ? wanted : std::min(wanted, memory / (has_media ? 12 : 24));
+    return (memory == 0 ? wanted : std::min(wanted, memory / (has_media ? 12 : 24))) / 2 * 3;
 }
 
 bool hobbit_is_tier_tensor(const char * name) {

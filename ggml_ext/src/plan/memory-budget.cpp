@@ -58,12 +58,6 @@ status check_limit(const budget & b, bool is_apart, uint64_t beside, uint64_t li
                      .because(HOBBIT_ABOVE_LIMIT);
 }
 
-// Where the pools are on a device with memory of its own, the process's budget has to hold everything else.
-static status check_others(const budget & b, const other_memory & other) {
-    const uint64_t others = beside_pools(other);
-    return b.memory > 0 && b.memory - b.memory / 100 < others ? budget_too_small(b, others) : status();
-}
-
 static status check_pools(uint64_t bytes, uint64_t smallest) {
     return bytes >= smallest
                ? status()
@@ -103,16 +97,13 @@ static status device_pool_bytes(const budget & b, const pool_demand & d, const o
                      .because(HOBBIT_SHORT_OF_FREE_MEMORY);
 }
 
-// Memory left to other programs: a tenth of what is free, and beside a display at least 2 GiB, or half of it.
-static uint64_t left_to_others(const other_memory & other) {
-    const uint64_t on_display = other.has_display ? std::min(2048 * MiB, other.available / 2) : 0;
-    return std::max({ 256 * MiB, other.available / 10, on_display });
-}
-
 // Bytes of host memory for experts and snapshots, after everything else.
 static uint64_t host_room(const budget & b, const other_memory & other) {
+    // other programs have a tenth of what is free, and beside a display at least 2 GiB, or half of it
+    const uint64_t on_display = other.has_display ? std::min(2048 * MiB, other.available / 2) : 0;
+
     uint64_t room  = other.available;
-    uint64_t taken = other.scratch + left_to_others(other);
+    uint64_t taken = other.scratch + std::max({ 256 * MiB, other.available / 10, on_display });
     if (b.memory > 0) {
         room  = b.memory - b.memory / 100;
         taken = beside_pools(other);
@@ -157,7 +148,10 @@ static status take_snapshots(const budget & b, const pool_demand & d, const othe
 static status pool_bytes(const budget & b, const pool_demand & d, const other_memory & other, pool_plan & plan,
                          uint64_t & bytes) {
     const uint64_t smallest = smallest_pools(b, d);
-    HOBBIT_TRY(other.device.name ? check_others(b, other) : status());
+    // where the pools are on a device with memory of its own, the process's budget has to hold everything else
+    if (other.device.name && b.memory > 0 && b.memory - b.memory / 100 < beside_pools(other)) {
+        return budget_too_small(b, beside_pools(other));
+    }
     if (b.pools > 0) {
         bytes          = b.pools;
         uint64_t room  = host_room(b, other);
@@ -191,12 +185,6 @@ static double low_share(const budget & b, const pool_demand & d) {
     return low / (low + (1.0 - absent) * double(d.slot_size[tier_id::high]));
 }
 
-// Low slots within [at_least, most].
-static uint64_t low_slots(const budget & b, const pool_demand & d, uint64_t bytes, uint64_t at_least, uint64_t most) {
-    const uint64_t shared = uint64_t(double(bytes) * low_share(b, d)) / d.slot_size[tier_id::low];
-    return std::min(std::clamp(shared, at_least, most), uint64_t(d.n_experts));
-}
-
 // REQUIRES: the smallest pools fit.
 static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
     const uint64_t high  = d.slot_size[tier_id::high];
@@ -207,8 +195,9 @@ static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes
         // leaves the high pool its smallest
         const uint64_t most_low = (bytes - least_slots(d, tier_id::high) * high) / low;
         const uint64_t left     = (bytes - std::min(bytes, n_high_experts(d) * high)) / low; // beside all high versions
+        const uint64_t shared   = uint64_t(double(bytes) * low_share(b, d)) / low;
         const uint64_t at_least = std::max(least_slots(d, tier_id::low), d.n_absent > 0 ? left : 0);
-        n_low                   = low_slots(b, d, bytes, std::min(at_least, most_low), most_low);
+        n_low = std::min<uint64_t>(std::clamp(shared, std::min(at_least, most_low), most_low), d.n_experts);
     }
     const uint64_t n_high = (bytes - n_low * low) / high;
     return { uint32_t(std::min(n_high, n_high_experts(d))), uint32_t(n_low) };
