@@ -157,7 +157,7 @@ class tree_counter {
 
     bool key(const std::string & name) {
         n_looks     += n_names_.back()++;
-        n_messages_ += name == "role";
+        n_messages_ += name == "role" || name == "function";
         return string(name);
     }
 

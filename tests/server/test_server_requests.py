@@ -109,6 +109,22 @@ def test_many_messages_stay_within_the_memory(server: Server) -> None:
     assert server.peak() <= _LIMIT + 8 * _MIB
 
 
+@pytest.mark.parametrize(("n", "clients"), [(100, 4), (300, 8)])
+def test_many_tools_stay_within_the_memory(server: Server, n: int, clients: int) -> None:
+    values = {f"p{i}": {"type": "string", "enum": ["a" * 10] * 3} for i in range(20)}
+    parameters = {"type": "object", "properties": values, "required": ["p0"]}
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "description": "d" * 50, "parameters": parameters}}
+        for i in range(n)
+    ]
+    for choice in ("auto", "required"):
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "tools": tools}
+        with ThreadPoolExecutor(clients) as pool:
+            paths, bodies = ["/v1/chat/completions"] * clients, [{**body, "tool_choice": choice}] * clients
+            assert {answer.status for answer in pool.map(server.request, paths, bodies)} <= {200, 400, 413}
+        assert server.peak() <= _LIMIT + 8 * _MIB
+
+
 def test_connections_that_say_nothing_hold_little_memory(server: Server) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with ExitStack() as stack:
