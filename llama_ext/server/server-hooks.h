@@ -262,8 +262,9 @@ std::pair<double, int32_t> server_report_layers();
 // then on: `size`, and that of `copied`, JSON. Answers that could never fit are refused; the error begins with `what`.
 // Without a bound on requests this does nothing.
 void server_requests_hold_answers(int32_t n, uint64_t size, const std::string & copied, const std::string & what);
-// Waits so for texts that are embedded, for those that are ranked by a query, and for tokens that are told as text.
+// Waits so for texts that are embedded, for those that are ranked, before they are tokenized, and for tokens that are
+// told as text.
 void server_requests_hold_vectors(const llama_model * model, enum llama_pooling_type pooling,
                                   const std::vector<server_tokens> & texts);
-void server_requests_hold_ranks(const std::string & query, size_t n_texts);
+void server_requests_hold_ranks(const std::string & query, const std::vector<std::string> & texts);
 void server_requests_hold_tokens(const llama_vocab * vocab, const std::vector<llama_token> & tokens);

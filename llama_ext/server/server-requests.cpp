@@ -121,6 +121,7 @@ class reading {
     const stop_function & should_stop;
     std::shared_ptr<void> text; // while it is tokenized, or images and audio while they are decoded
     std::shared_ptr<void> answer;
+    bool                  has_text  = false; // the answer's memory has room for it
     uint64_t              n_prompts = 1;
 };
 
@@ -205,7 +206,7 @@ void hold(const char * what, uint64_t size) {
 }
 
 void hold_text(size_t n_bytes) {
-    if (n_bytes > SMALL_TEXT) {
+    if (n_bytes > SMALL_TEXT && !(reading::here && reading::here->has_text)) {
         hold("the text", n_bytes * TEXT_BYTE);
     }
 }
@@ -469,8 +470,16 @@ void server_requests_hold_vectors(const llama_model * model, enum llama_pooling_
     hold_numbers(texts.size(), n_vectors * llama_model_n_embd_out(model));
 }
 
-void server_requests_hold_ranks(const std::string & query, size_t n_texts) {
-    hold_numbers(n_texts, n_texts * query.size() / 8); // each text is tokenized with the query
+void server_requests_hold_ranks(const std::string & query, const std::vector<std::string> & texts) {
+    size_t n_bytes = 0, longest = 0;
+    for (const auto & text : texts) {
+        n_bytes += text.size() + query.size();
+        longest  = std::max(longest, text.size() + query.size());
+    }
+    hold_numbers(texts.size(), n_bytes / 8 + longest); // a token of a byte takes 8, and tokenizing one 64
+    if (reading::here) {
+        reading::here->has_text = true;
+    }
 }
 
 void server_requests_hold_tokens(const llama_vocab * vocab, const std::vector<llama_token> & tokens) {

@@ -91,6 +91,23 @@ def test_vectors_are_the_same_in_each_form(server: Server) -> None:
     assert old["embedding"] == ollama["embeddings"][0]
 
 
+def test_texts_to_rank_have_their_share_with_their_tokens(tiny_gguf: Path, tmp_path: Path) -> None:
+    """A text above 4 KiB, which waits for memory of its own elsewhere, gives nothing back meanwhile."""
+    options = ("--memory", _LIMIT, "--parallel", 4, "--ctx-size", 4096, "--reranking")
+    with serving(tiny_gguf, tmp_path / "log", *options) as server, ThreadPoolExecutor(8) as clients:
+        for n, size, query, status in (
+            (8, 600, 9, 200),
+            (4, 5000, 9, 400),
+            (80, 6000, 9, 413),
+            (200, 9, 3000, 413),
+        ):
+            body = {"query": "x " * (query // 2), "documents": ["ab " * (size // 3)] * n}
+            answers = list(clients.map(server.request, ["/rerank"] * 8, [body] * 8))
+            assert {answer.status for answer in answers} == {status}
+            assert status != 413 or f"{n} texts and " in answers[0].error
+            assert server.peak() <= _LIMIT + _SLACK
+
+
 def test_pieces_of_tokens_have_their_share(server: Server) -> None:
     pieces = server.request("/tokenize", {"content": list(range(500)), "with_pieces": True}).json["tokens"]
     longest = max(pieces, key=lambda token: len(token["piece"]))["id"]
