@@ -329,7 +329,7 @@ static server_http_res_ptr show(const server_http_req & req, const ollama_routes
         }
         return server_answer(out);
     }
-    return server_answer({ { "error", "model '" + name + "' not found" } }, 404);
+    return server_refusal("model '" + name + "' not found", 404);
 }
 
 static server_handler api(server_handler own) {
@@ -343,7 +343,8 @@ static server_handler api(server_handler own) {
                                      : std::move(res);
         } catch (const std::exception & e) {
             const bool is_bad = dynamic_cast<const std::invalid_argument *>(&e) != nullptr;
-            return server_answer({ { "error", e.what() } }, is_bad ? 400 : 500);
+            const json error = format_error_response(e.what(), is_bad ? ERROR_TYPE_INVALID_REQUEST : ERROR_TYPE_SERVER);
+            return server_answer({ { "error", error.at("message") } }, error.at("code").get<int>());
         }
     };
 }

@@ -195,6 +195,36 @@ def test_errors_name_the_field_and_no_library(server: Server, path: str, body: o
     assert "exception" not in answer.text
 
 
+_LONG, _DIGITS = "k" * 300_000, b"9" * 300_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", b'{"prompt": "a", "n_predict": %s}' % _DIGITS),
+        ("/completion", b'{"prompt": "a", "top_p": 1e%s}' % _DIGITS),
+        ("/v1/chat/completions", b'{"messages": [%s]}' % _DIGITS),
+        ("/tokenize", b'{"content": -%s.5e}' % _DIGITS),
+        ("/api/embed", b'{"model": "m", "input": %s}' % _DIGITS),
+        ("/api/show", {"model": _LONG}),
+        ("/api/chat", {"model": "m", "messages": [{"role": _LONG, "content": "a"}], "keep_alive": _LONG}),
+        ("/completion", {"prompt": "a", "samplers": _LONG}),
+        ("/completion", {"prompt": "a", "grammar": _LONG}),
+        ("/completion", {"prompt": "a", "hobbit": {_LONG: 1}}),
+        ("/completion", {"prompt": "a", "hobbit": {"quality": _LONG}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tool_choice": _LONG}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": _LONG}]}]}),
+        ("/v1/messages", {"messages": [{"role": _LONG, "content": [{"type": _LONG}]}]}),
+        ("/v1/responses", {"input": [{"type": _LONG}]}),
+        ("/v1/embeddings", {"input": "x", "encoding_format": _LONG}),
+    ],
+)
+def test_errors_repeat_no_long_value(server: Server, path: str, body: object) -> None:
+    answer = server.request(path, body)
+    assert answer.status < 500, answer.text[:1000]
+    assert len(answer.text) < 8000
+
+
 GRAMMARS: dict[str, Callable[[int], str]] = {
     "literal": lambda n: f'root ::= "{"a" * n}"',
     "alternatives": lambda n: "root ::= " + "|".join(['"a"'] * (n // 4)),
