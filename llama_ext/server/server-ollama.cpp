@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "base64.hpp"
 #include "ollama-body.h"
-
 #include "server-common.h"
 #include "server-context.h"
 #include "server-hooks.h"
@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <mutex>
@@ -24,11 +25,6 @@ static std::atomic<int64_t> g_own_ms  = -1;
 
 static std::mutex  g_mutex;
 static std::string g_architecture = "hobbit"; // guarded by g_mutex; a router does not know it
-
-static std::string architecture() {
-    std::lock_guard<std::mutex> lock(g_mutex);
-    return g_architecture;
-}
 
 static int64_t idle_ms() {
     const int64_t given = g_idle_ms;
@@ -232,26 +228,30 @@ static server_http_res_ptr generate(const server_http_req & req, const ollama_ro
 
 // is_old: the route takes one text, and answers with one vector
 static server_http_res_ptr embed(const server_http_req & req, const ollama_routes & routes, bool is_old) {
-    const json        body  = json::parse(req.body);
+    json              body  = json::parse(req.body);
     const std::string model = server_ollama_name(body);
-    const json        input = { { "model", model }, { "input", body.at(is_old ? "prompt" : "input") } };
-    const auto        inner = routes.own.post_embeddings_oai(changed(req, "/v1/embeddings", input));
-    const std::string text = std::move(inner->data), key = "\"embedding\":";
+    if (routes.unload) { // as above
+        body["model"] = model;
+        return routes.own.post_embeddings_oai(changed(req, req.path, body));
+    }
+    json input               = { { "model", model }, { "input", body.at(is_old ? "prompt" : "input") } };
+    input["encoding_format"] = "base64"; // a tree of all numbers would take many times that
+    auto inner               = routes.own.post_embeddings_oai(changed(req, "/v1/embeddings", input));
     if (inner->status != 200) {
-        return server_answer({ { "error", json::parse(text).at("error").at("message") } }, inner->status);
+        return inner;
     }
-    // the vectors are copied as text: their tree would take many times that
-    const json used = json::parse(text.substr(0, text.find(",\"data\":")) + "}").at("usage").at("prompt_tokens");
-    auto       res  = server_answer(json{ { "model", model }, { "prompt_eval_count", used } });
-    auto &     out  = res->data;
-    out.reserve(text.size());
+    const json answer = json::parse(inner->data);
+    auto   res = server_answer({ { "model", model }, { "prompt_eval_count", answer.at("usage").at("prompt_tokens") } });
+    auto & out = res->data;
+    out.reserve(inner->data.size() * 4); // a number of 5 bytes gets some 20
     out.replace(out.size() - 1, 1, is_old ? ",\"embedding\":" : ",\"embeddings\":[");
-    for (size_t at = text.find(key), end = 0; at != std::string::npos && !(is_old && end); at = text.find(key, end)) {
-        out += end ? "," : "";
-        end  = text.find(']', at) + 1;
-        out.append(text, at + key.size(), end - at - key.size());
+    for (size_t i = 0; i < (is_old ? 1 : answer.at("data").size()); i++) {
+        const std::string  bytes = base64::decode(answer.at("data").at(i).at("embedding").get<std::string>());
+        std::vector<float> numbers(bytes.size() / sizeof(float));
+        std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(float));
+        out += json(numbers).dump() + ",";
     }
-    out += is_old ? "}" : "]}";
+    out.replace(out.size() - 1, 1, is_old ? "}" : "]}"); // the last comma
     return res;
 }
 
@@ -263,11 +263,12 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
     const json all   = json::parse(routes.own.get_models(req)->data);
     json       out   = json::array();
 
-    std::error_code   failure;
-    const auto        written  = std::filesystem::last_write_time(props.value("model_path", ""), failure);
-    const auto        age      = std::filesystem::file_time_type::clock::now() - written;
-    const auto        seconds  = std::chrono::duration_cast<std::chrono::seconds>(age).count();
-    const std::string modified = time_text(std::time(nullptr) - (failure ? 0 : seconds));
+    std::error_code             failure;
+    const auto                  written  = std::filesystem::last_write_time(props.value("model_path", ""), failure);
+    const auto                  age      = std::filesystem::file_time_type::clock::now() - written;
+    const auto                  seconds  = std::chrono::duration_cast<std::chrono::seconds>(age).count();
+    const std::string           modified = time_text(std::time(nullptr) - (failure ? 0 : seconds));
+    std::lock_guard<std::mutex> lock(g_mutex);
     for (const json & model : all.at("data")) {
         const json        own   = props.value("is_sleeping", false) ? "sleeping" : "loaded";
         const std::string state = model.value("status", json::object()).value("value", own).get<std::string>();
@@ -290,7 +291,7 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
             entry["modified_at"]    = modified;
             entry["details"]        = json{ { "parent_model", "" },
                                             { "format", "gguf" },
-                                            { "family", architecture() },
+                                            { "family", g_architecture },
                                             { "families", json() },
                                             { "parameter_size", string_format("%.1fB", double(n_params) / 1e9) },
                                             { "quantization_level", meta.value("ftype", "") } };

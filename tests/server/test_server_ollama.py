@@ -260,6 +260,19 @@ def test_a_server_that_pools_nothing_names_the_option(tiny_gguf: Path, tmp_path:
         for path in ("/v1/embeddings", "/api/embed"):
             answer = server.request(path, {"model": "tiny", "input": "x"})
             assert (answer.status, "start it with --pooling mean" in answer.text) == (400, True)
+def test_texts_are_embedded_by_a_model_of_a_folder(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.gguf").symlink_to(tiny_gguf)
+    options = ("--models-dir", tmp_path / "models", "--pools", "6M", "--embeddings", "--pooling", "mean")
+    command = [sys.executable, "-m", "pyhobbit", "serve", *options]
+    with running(list(map(str, command)), tmp_path / "log") as server, _client(server) as client:
+        asked = server.request("/v1/embeddings", {"model": "tiny", "input": PROMPT}).json["data"]
+        assert list(client.embeddings("tiny:latest", PROMPT).embedding) == asked[0]["embedding"]
+        assert list(map(list, client.embed("tiny", [PROMPT]).embeddings)) == [asked[0]["embedding"]]
+        with pytest.raises(ollama.ResponseError, match=r"model 'other' not found"):
+            client.embed("other", PROMPT)
+
+
 
 
 def test_a_strict_template_takes_tool_calls(tiny_gguf: Path, tmp_path: Path) -> None:
