@@ -13,17 +13,18 @@ int64_t server_ollama_duration_ms(const json & value) {
     static const std::map<std::string, double> units = {
         { "ms", 1 }, { "s", 1e3 }, { "m", 60e3 }, { "h", 3600e3 }, { "", 1e3 }
     };
-    double       sum = 0;
-    const char * at  = text.c_str();
+    constexpr double MOST = 100 * 365 * 86400e3;
+    double           sum  = 0;
+    const char *     at   = text.c_str();
     do {
         char *            end    = nullptr;
         const double      number = std::strtod(at, &end);
         const std::string unit(end, std::strspn(end, "hms"));
-        if (end == at || !units.count(unit) || !(std::abs(number) < 1e9)) {
+        sum += units.count(unit) ? std::abs(number) * units.at(unit) : MOST;
+        if (end == at || !(sum < MOST)) {
             throw std::invalid_argument("keep_alive must be seconds, or a text like 5m");
         }
-        sum = std::min(sum + std::abs(number) * units.at(unit), 1e15);
-        at  = end + unit.size();
+        at = end + unit.size();
     } while (*at);
     return int64_t(text[0] == '-' ? -sum : sum);
 }

@@ -229,15 +229,20 @@ def test_routes_that_serve_does_not_have_answer_in_ollamas_form(
     assert server.request("/nowhere", {}).json["error"]["code"] == 404
 
 
-@pytest.mark.parametrize("body", [{"model": 5}, {"model": "tiny", "keep_alive": "9e8h" * 1000}])
-def test_odd_fields_are_sentences(server: Server, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"model": 5}, "model must be a text"),
+        ({"model": "tiny", "keep_alive": "9e8h"}, "keep_alive must be seconds, or a text like 5m"),
+        ({"model": "tiny", "keep_alive": "9e8h" * 1000}, "keep_alive must be seconds, or a text like 5m"),
+        ({"model": "tiny", "keep_alive": -1e300}, "keep_alive must be seconds, or a text like 5m"),
+    ],
+)
+def test_odd_fields_are_sentences(server: Server, body: dict[str, Any], said: str) -> None:
     answer = server.request(
         "/api/chat", {"messages": [{"role": "user", "content": "x"}], **body, "stream": False}
     )
-    if "keep_alive" in body:
-        assert answer.status == 200
-    else:
-        assert (answer.status, answer.json) == (400, {"error": "model must be a text"})
+    assert (answer.status, answer.json) == (400, {"error": said})
 
 
 def test_texts_are_embedded(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -255,11 +260,6 @@ def test_texts_are_embedded(tiny_gguf: Path, tmp_path: Path) -> None:
             assert "512 can be embedded: shorten it, or start the server with a larger" in answer.text
 
 
-def test_a_server_that_pools_nothing_names_the_option(tiny_gguf: Path, tmp_path: Path) -> None:
-    with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--embeddings") as server:
-        for path in ("/v1/embeddings", "/api/embed"):
-            answer = server.request(path, {"model": "tiny", "input": "x"})
-            assert (answer.status, "start it with --pooling mean" in answer.text) == (400, True)
 def test_texts_are_embedded_by_a_model_of_a_folder(tiny_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.gguf").symlink_to(tiny_gguf)
@@ -273,6 +273,11 @@ def test_texts_are_embedded_by_a_model_of_a_folder(tiny_gguf: Path, tmp_path: Pa
             client.embed("other", PROMPT)
 
 
+def test_a_server_that_pools_nothing_names_the_option(tiny_gguf: Path, tmp_path: Path) -> None:
+    with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--embeddings") as server:
+        for path in ("/v1/embeddings", "/api/embed"):
+            answer = server.request(path, {"model": "tiny", "input": "x"})
+            assert (answer.status, "start it with --pooling mean" in answer.text) == (400, True)
 
 
 def test_a_strict_template_takes_tool_calls(tiny_gguf: Path, tmp_path: Path) -> None:
