@@ -2,6 +2,7 @@
 """The real openai client against `pyhobbit serve`."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,6 +148,7 @@ def test_tool_is_called_with_arguments_of_its_schema(tiny_gguf: Path, tmp_path: 
         )
     assert answer.choices[0].finish_reason == "tool_calls"
     (call,) = answer.choices[0].message.tool_calls
+    assert re.fullmatch("[A-Za-z0-9]{9}", call.id)  # Mistral's templates refuse others
     assert call.function.name == "get_weather"
     arguments = json.loads(call.function.arguments)
     assert set(arguments) == {"place", "today"}
