@@ -34,7 +34,7 @@ _OF_LAYERS = ("num_key_value_heads", "head_dim", "intermediate_size", "moe_inter
 _NUMBERS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
 _OBJECTS = ("text_config", "quantization_config", "rope_scaling", "rope_parameters")
 _OBJECT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-_Kind = tuple[str, Callable[[Any], bool]]  # what a field of config.json has to be, and what tells it
+_Kind = tuple[str, Callable[[Any], bool]]  # words for a valid field of config.json, and the test for it
 
 
 def _whole(least: int, most: int, *others: type) -> _Kind:
