@@ -29,7 +29,7 @@ from pyhobbit.settings.config import parse_size
 MiB = 1 << 20
 ABOVE = 8 * MiB  # the budget
 BELOW = 0.92  # share of the budget
-REQUESTS = 24  # the server leaves this part of it to requests that it reads: docs/server.md
+REQUESTS = 16  # the server leaves this part of it to requests and connections: docs/server.md
 # more than a whole micro-batch, so that its buffers are used to their end; then tokens one by one
 PROMPT = "A long prompt, so that a batch of it asks for most experts of every layer at once. " * 6
 N_TOKENS = 12
