@@ -337,11 +337,10 @@ def compare(reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> C
 
 def perplexity(reference: np.ndarray, chunks: Sequence[Chunk]) -> float:
     """Perplexity of scored logits [n_chunks, n_scored, n_vocab]."""
-    surprises = [
-        compare(logits, logits, scored_targets(chunk)).surprise
-        for logits, chunk in zip(reference, chunks, strict=True)
-    ]
-    return float(np.exp(np.mean(surprises)))
+    targets = np.concatenate([scored_targets(chunk) for chunk in chunks])
+    blocks = _log_softmax_blocks(reference.reshape(len(targets), -1))
+    chances = [found[np.arange(len(found)), targets[rows]] for rows, found in blocks]
+    return float(np.exp(-np.mean(np.concatenate(chances))))
 
 
 def upper_bound(values: Sequence[float]) -> float:
