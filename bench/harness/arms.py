@@ -86,10 +86,11 @@ DEVICE_ARMS = _by_name(
     ours("demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_DEMAND_RANK),
     *(
         ours(
-            f"hobbit-{mode}-{n}", f"HOBBIT, {n} layers of prefetch",
-            low=True, prefetch=n, **{**_HOBBIT, "mode": mode},
+            f"hobbit-{mode}-{n}{name}", f"HOBBIT, {n} layers of prefetch{name.replace('-', ', all ')}",
+            low=not name, prefetch=n, **{**_HOBBIT, "mode": mode, **all_high},
         )
         for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
+        for name, all_high in (("", {}), ("-high", {"t1": 1.0, "t2": 1.0}))
     ),
     ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", low=True, mode="auto"),
 )  # fmt: skip

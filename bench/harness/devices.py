@@ -6,7 +6,7 @@ It has all other weights and the KV cache, and host memory has all experts.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -70,12 +70,12 @@ class Device(Host):
         return runner.start(Job("", stock, device=self.name, rpc=self.rpc))
 
     def head(self, config: BenchConfig) -> Record:
-        found = {
+        return {
             "source": "measured",
             "expert_bytes": sum(experts_of(config.model)),
             "n_cpu_moe": {f"{share:.0%}": n_cpu_moe(config.model, share) for share in config.limits},
+            **self._own_head(config),
         }
-        return found | self._own_head(config)
 
     def _own_head(self, config: BenchConfig) -> Record:
         if any(arm.build == "stock" for arm in config.arms):
@@ -151,39 +151,36 @@ def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> None:
 class Modelled(Device):
     """A device that is not there: both programs run as they are, in virtual time (docs/modelled.md).
 
-    name: as the price file calls it.  prices: the price file.
+    name: as ggml would name it.  machine: the name of its prices.
     """
 
-    prices: Path = Path()
+    machine: str = ""
+    prices: Mapping[str, Any] = field(default_factory=dict)
 
-    usual: ClassVar[Mapping[str, Any]] = {"limits": (0.25,), "reps": 1, "n_warm_up": 64, "arms": MODELLED}
+    usual: ClassVar[Mapping[str, Any]] = {
+        "limits": (0.25,), "reps": 1, "prompts": (1,), "n_warm_up": 64, "arms": MODELLED
+    }  # fmt: skip
 
     @staticmethod
-    def of(prices: str) -> "Modelled":
-        """The machine of a price file of tests/modelled_device/prices by its name, or any by its path.
-
-        Raises ConfigError.
-        """
-        path = price_file(prices)
-        settings = dict(word.split("=", 1) for word in json.loads(path.read_text("utf-8"))["device"].split())
-        return Modelled(f"{settings['name']}0", prices=path)
+    def of(machine: str) -> "Modelled":
+        """The machine of a price file. Raises ConfigError."""
+        prices = read_prices(machine)
+        settings = dict(word.split("=", 1) for word in prices["device"].split())
+        return Modelled(f"{settings['name']}0", machine=Path(machine).stem, prices=prices)
 
     def _own_head(self, config: BenchConfig) -> Record:
-        own = {"source": "modelled", "prices": self.prices.stem}
-        return own if config.trace else own | {"routing": "seeded"}
+        routing = {} if config.trace else {"routing": "seeded"}
+        return {"source": "modelled", "prices": self.machine, **routing}
 
     def routing(self, shape: trace.MoeShape, config: BenchConfig) -> trace.Routing:
         chosen = trace.seeded_routing(shape, self.n_before(config) + config.n_tokens, PROFILED)
         return trace.weighted(chosen, 0.6 if config.low else 0.0)
 
-    def n_before(self, config: BenchConfig) -> int:
-        return config.n_warm_up  # no prompt is modelled
-
     def _start(self, job: Job) -> Record:
         environment = {
             "PYTHONPATH": str(ROOT),
             "LD_PRELOAD": str(library()),
-            "MODELLED_PRICES": str(self.prices),
+            "MODELLED_PRICES": json.dumps(self.prices),
         }
         job = replace(job, mmap=True, n_threads=1)
         return runner.start(job, program=(str(SOURCES / "decode.py"),), environment=environment)
@@ -197,16 +194,19 @@ def library() -> Path:
     return compiled("modelled", "CXX=c++", sources, *sorted(SOURCES.glob("*.h")), flags=flags)
 
 
-def price_file(name: str) -> Path:
-    """A file of tests/modelled_device/prices by its name, or any by its path. Raises ConfigError."""
+def read_prices(machine: str) -> dict[str, Any]:
+    """Prices of a machine: a file of tests/modelled_device/prices by its name, or any by its path.
+
+    A price that the file lacks is that of 4090-ddr5. Raises ConfigError.
+    """
     bundled = {each.stem: each for each in (SOURCES / "prices").glob("*.json")}
-    path = bundled.get(name, Path(name))
+    path = bundled.get(machine, Path(machine))
     try:
-        known = json.loads(bundled["h100"].read_text())
-        wrong = sorted(json.loads(path.read_text(encoding="utf-8")).keys() ^ known.keys())
+        usual, own = (json.loads(each.read_text("utf-8")) for each in (bundled["4090-ddr5"], path))
+        unknown = sorted(own.keys() - usual.keys())
     except (OSError, ValueError, AttributeError) as e:
         names = ", ".join(sorted(bundled))
-        raise ConfigError(f"--prices {name} is no price file ({e}); give a path, or one of {names}") from e
-    if wrong:
-        raise ConfigError(f"{path} lacks prices, or has unknown ones: {', '.join(wrong)}")
-    return path.absolute()
+        raise ConfigError(f"--prices {machine} is no price file ({e}); give a path, or one of {names}") from e
+    if unknown:
+        raise ConfigError(f"{path} has unknown prices: {', '.join(unknown)}")
+    return usual | own

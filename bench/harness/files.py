@@ -72,6 +72,7 @@ class Shape:
 
 SHAPES = {
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000),
+    "phi-3.5-moe": Shape("llama", 32, 4096, 32, 8, 128, 6400, 16, 2, 32064),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm="head"),
     "gpt-oss-120b": Shape(
         "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True,

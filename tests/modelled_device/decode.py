@@ -30,11 +30,10 @@ class Device:
 
     def __init__(self, folder: Path) -> None:
         """folder: of the process's llama.cpp, which is loaded already. Raises HobbitError."""
-        self.settings: str = json.loads(Path(os.environ["MODELLED_PRICES"]).read_text("utf-8"))["device"]
+        self.settings: str = json.loads(os.environ["MODELLED_PRICES"])["device"]
         for name in ("ggml-base", "ggml-cpu", "ggml"):  # where the library finds their functions
             ggml = ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL)
         self._library = library = ctypes.CDLL(os.environ["LD_PRELOAD"])
-        library.modelled_now.restype = ctypes.c_int64
         library.modelled_configure.restype = library.modelled_report.restype = ctypes.c_char_p
         library.ggml_backend_init.restype = ctypes.c_void_p
         library.modelled_begin()
@@ -50,7 +49,7 @@ class Device:
 
     def report(self) -> dict[str, int]:
         """Counts and ns since the start, and the time now."""
-        return {**json.loads(self._library.modelled_report()), "now": self._library.modelled_now()}
+        return json.loads(self._library.modelled_report())
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -62,21 +61,30 @@ def measure(job: Job) -> dict[str, Any]:
     shape = trace.moe_shape(Path(job.model))
     swept = trace.sweep(shape)
     experts, weights = (np.concatenate(each) for each in ((swept.experts, experts), (swept.weights, weights)))
-    session = Session(libraries, job, 512)
+    session = Session(libraries, job, max(512, max(job.prompts) + job.n_warm_up + job.n_tokens))
     device.route(experts, weights, shape.n_experts)
-    for _ in range(len(swept.experts)):
-        session.append(1)
-    session.restart()
-    for _ in range(job.n_warm_up):
-        session.append(1)
-    stats, before = session.counters(), device.report()
-    for _ in range(job.n_tokens):
-        session.append(1)
-    found = {name: value - before[name] for name, value in device.report().items()}
+
+    def spent(*passes: int) -> dict[str, int]:
+        """Counts and ns of passes with so many tokens."""
+        before = device.report()
+        for n_tokens in passes:
+            session.append(n_tokens)
+        return {name: value - before[name] for name, value in device.report().items()}
+
+    spent(*[1] * len(swept.experts))
+    first = {}
+    for n_tokens in sorted(job.prompts):
+        session.restart()
+        first[str(n_tokens)] = spent(n_tokens)
+    spent(*[1] * job.n_warm_up)
+    stats = session.counters()
+    found = spent(*[1] * job.n_tokens)
     of_cache = {**counted(session, stats, found["now"] / 1e9), "device_bytes": session.device_bytes()}
     session.close()
     n_layers = shape.n_layers * job.n_tokens
     return of_cache | {
+        "ttft_s": {n: each["now"] / 1e9 for n, each in first.items()},
+        "ttft_bytes": {n: each["copied_bytes"] for n, each in first.items()},
         "n_decoded": job.n_tokens,
         "tokens_per_second": 1e9 * job.n_tokens / found["now"],
         "token_ms": found["now"] / job.n_tokens / 1e6,

@@ -8,10 +8,8 @@
 #include <cstring>
 #include <ctime>
 #include <dlfcn.h>
-#include <fstream>
 #include <list>
 #include <pthread.h>
-#include <sstream>
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,16 +18,11 @@
 namespace modelled {
 
 static prices read_prices() {
-    const char *      path = std::getenv("MODELLED_PRICES");
-    std::ifstream     file(path ? path : "");
-    std::stringstream text;
-    text << file.rdbuf();
-    prices p;
+    const char * given = std::getenv("MODELLED_PRICES");
+    prices       p;
     for (const auto & [name, field] : prices::fields) {
-        const size_t at = text.str().find('"' + std::string(name) + '"');
-        if (at != std::string::npos) {
-            p.*field = std::strtod(text.str().c_str() + text.str().find(':', at) + 1, nullptr);
-        }
+        const char * at = std::strstr(given ? given : "", ('"' + std::string(name) + '"').c_str());
+        p.*field        = at ? std::strtod(std::strchr(at, ':') + 1, nullptr) : p.*field;
     }
     return p;
 }

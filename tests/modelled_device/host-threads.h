@@ -26,7 +26,7 @@ class scope {
     ns_t & now();
 };
 
-// The process's clock; prices are those of the file that MODELLED_PRICES names.
+// The process's clock; MODELLED_PRICES has the prices as JSON.
 virtual_clock & clock();
 
 } // namespace host_threads

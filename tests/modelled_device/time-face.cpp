@@ -304,9 +304,10 @@ class time_face : public device_observer {
     }
 
     std::string report() override {
-        const scope                            here;
+        scope                                  here;
         const costs &                          c     = clock_.sums();
         const std::pair<const char *, int64_t> all[] = {
+            { "now", here.now() },
             { "launches", c.launches },
             { "replays", c.replays },
             { "captures", c.captures },
@@ -379,10 +380,5 @@ MODELLED_API void modelled_begin() {
 
 MODELLED_API void modelled_route(const routing_script::table * table) {
     script().use(*table);
-}
-
-// The calling thread's time in ns.
-MODELLED_API int64_t modelled_now() {
-    return scope().now();
 }
 }
