@@ -26,6 +26,7 @@ from pyhobbit import Hobbit
 from pyhobbit.engine.engine import Engine
 from pyhobbit.errors import HobbitError
 from pyhobbit.hobbit.guards import InputError
+from pyhobbit.native.ffi import ffi, lib
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
 PROMPT = "def read_file(path):\n"
@@ -69,7 +70,7 @@ class Models:
 
 def of_hobbit(models: Models) -> dict[str, Operation]:
     grammar = LlamaGrammar.from_string('root ::= "x" [a-z]+ "(" ")"', verbose=False)
-    state = models.hobbit.save_state()
+    state, info = models.hobbit.save_state(), ffi.new("struct hobbit_info *")
 
     def answer(**arguments: Any) -> Any:
         models.hobbit.reset()
@@ -90,6 +91,7 @@ def of_hobbit(models: Models) -> dict[str, Operation]:
         "save_state": lambda: models.hobbit.save_state(),
         "load_state": lambda: models.hobbit.load_state(state),
         "embed": lambda: models.embedder.embed("some words"),
+        "get_info": lambda: lib.hobbit_get_info(models.hobbit._loaded.cache._pointer, info),  # cannot fail
         "stats": lambda: (models.hobbit.stats(), models.hobbit.info(), models.hobbit.metadata),
         "set": lambda: models.hobbit.set(t1=1.0),
     }

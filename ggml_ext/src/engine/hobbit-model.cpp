@@ -114,7 +114,8 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
                              "'%s': run pyhobbit calibrate, or choose another policy",
                              opened->settings_.policy().c_str(), path.c_str());
     }
-    model = std::move(opened);
+    opened->precision_ = text_of(opened->settings_.rule(), opened->settings_.thresholds());
+    model              = std::move(opened);
     return {};
 }
 
@@ -335,7 +336,8 @@ status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_ch
     mutex_lock lock(mutex_);
     settings   changed;
     HOBBIT_TRY(try_changes(changes, n_changes, changed));
-    settings_ = changed;
+    precision_ = text_of(changed.rule(), changed.thresholds());
+    settings_  = changed;
     if (run_) {
         run_->thresholds.set(settings_.thresholds());
     }
@@ -412,7 +414,7 @@ hobbit_info hobbit_model::info() const {
     i.n_absent_high    = index_.n_absent_high();
     i.on_device        = host_ != nullptr;
     i.snapshot_bytes   = slots_.snapshot_bytes;
-    text_of(settings_.rule(), settings_.thresholds()).copy(i.precision, sizeof(i.precision) - 1);
+    precision_.copy(i.precision, sizeof(i.precision) - 1);
     for (layer_id l = 0; l < index_.n_layers(); l++) {
         const layer_shape & layer  = index_.layer(l);
         i.n_run_layers            += layer.is_run;

@@ -116,7 +116,7 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status check() const;
     void           set_observer(hobbit_observer observer, void * user_data);
     double         oldest_read() const;
-    hobbit_info    info() const;
+    hobbit_info    info() const; // allocates nothing: it cannot fail
 
     // The i-th device; false if there are fewer.
     bool device_info(size_t i, hobbit_device_info & info) const;
@@ -188,6 +188,7 @@ struct hobbit_model final : public hobbit::split_runner {
     const pid_t           opened_by_ = getpid();
 
     hobbit::settings          settings_;
+    std::string               precision_; // in words, see hobbit_info
     hobbit::expert_index      index_{ hobbit::settings::stored_keys() };
     uint64_t                  resident_here_   = 0; // when this process opened the model
     uint64_t                  resident_before_ = 0; // see hobbit.process

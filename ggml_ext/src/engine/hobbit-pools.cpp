@@ -101,13 +101,11 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
     HOBBIT_TRY(s);
     plan.holds_all = true;
     for (size_t i = 0; i < engines_.size(); i++) {
-        const pool_slots & here = slots.devices[i];
-        const pool_demand  d    = engines_[i]->demand();
-        for (const tier_id tier : index_.tiers()) {
-            plan.pool_bytes += here[tier] * d.slot_size[tier];
-        }
+        const pool_demand        d     = engines_[i]->demand();
+        const hobbit_device_info here  = engines_[i]->info(slots.devices[i]);
+        plan.pool_bytes               += here.pool_bytes_high + here.pool_bytes_low;
         plan.holds_all =
-            plan.holds_all && here[tier_id::high] >= d.n_experts - d.n_absent && here[tier_id::low] >= d.n_absent;
+            plan.holds_all && here.pool_slots_high >= d.n_experts - d.n_absent && here.pool_slots_low >= d.n_absent;
     }
     return keep_slots(std::move(slots));
 }

@@ -420,15 +420,16 @@ uint64_t expert_index::tier_bytes(tier_id tier) const {
 }
 
 double expert_index::token_bytes(tier_id tier) const {
-    std::vector<double> bytes(layers_.size());
-    std::vector<double> n_held(layers_.size());
-    each_matrix(tier, [&](expert_id id, part_id part, const part_location & at) {
-        bytes[id.layer]  += double(at.size);
-        n_held[id.layer] += part == part_id::down;
-    });
     double sum = 0;
-    for (layer_id l = 0; l < layers_.size(); l++) {
-        sum += n_held[l] > 0 && layers_[l].is_run ? bytes[l] / n_held[l] * layers_[l].n_used : 0;
+    for (layer_id l = 0; l < locations_[tier].size(); l++) {
+        double     bytes  = 0;
+        double     n_held = 0;
+        const auto add    = [&](expert_id, part_id part, const part_location & at) {
+            bytes  += double(at.size);
+            n_held += part == part_id::down;
+        };
+        each_matrix(tier, add, l, l);
+        sum += n_held > 0 && layers_[l].is_run ? bytes / n_held * layers_[l].n_used : 0;
     }
     return sum;
 }
@@ -462,20 +463,18 @@ expert_shape expert_shapes::describe(const expert_index & index, expert_id id, t
 expert_shapes::expert_shapes(const expert_index & index) {
     for (const tier_id tier : index.tiers()) {
         numbers_[tier] = { index.n_layers(), index.n_experts() };
-        for (layer_id layer = 0; layer < index.n_layers(); layer++) {
-            for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
-                if (!index.has(tier, { layer, e })) {
-                    continue;
-                }
-                const expert_shape kind      = describe(index, { layer, e }, tier);
-                const auto         is_same   = [&](const expert_shape & k) { return k.matrices == kind.matrices; };
-                const auto         known     = std::find_if(kinds_.begin(), kinds_.end(), is_same);
-                numbers_[tier][{ layer, e }] = uint32_t(known - kinds_.begin());
-                if (known == kinds_.end()) {
-                    kinds_.push_back(kind);
-                }
+        index.each_matrix(tier, [&](expert_id id, part_id part, const part_location &) {
+            if (part != part_id::down) {
+                return; // one part stands for all
             }
-        }
+            const expert_shape kind    = describe(index, id, tier);
+            const auto         is_same = [&](const expert_shape & k) { return k.matrices == kind.matrices; };
+            const auto         known   = std::find_if(kinds_.begin(), kinds_.end(), is_same);
+            numbers_[tier][id]         = uint32_t(known - kinds_.begin());
+            if (known == kinds_.end()) {
+                kinds_.push_back(kind);
+            }
+        });
     }
 }
 

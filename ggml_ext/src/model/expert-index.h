@@ -90,10 +90,10 @@ class expert_index {
         return locations_[tier][layer][part][expert];
     }
 
-    // Calls visit(id, part, location) for each matrix of the tier that the model has, by layer, part and expert.
+    // Calls visit(id, part, location) for each matrix of the tier in layers first to last, by layer, part and expert.
     template <typename Visit>
-    void each_matrix(tier_id tier, Visit visit) const {
-        for (layer_id layer = 0; layer < locations_[tier].size(); layer++) {
+    void each_matrix(tier_id tier, Visit visit, layer_id first = 0, layer_id last = INT32_MAX) const {
+        for (layer_id layer = first; layer < locations_[tier].size() && layer <= last; layer++) {
             for (const part_id part : layers_[layer].parts) {
                 for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
                     if (has(tier, { layer, e })) {
