@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A file without the high versions of the experts that low precision hurts least (EdgeMoE, III-B)."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ class Dropped:
 
 def drop_high(path: Path, share: float | None) -> Dropped:
     """Plans the two-tier file `path` without `share` of its high versions, those with the least divergence
-    per byte in its calibration. None: those that static widths keep low within the calibration's limit.
+    in its calibration. None: those that static widths keep low within the calibration's limit.
 
     Raises HobbitError.
     """
@@ -102,13 +101,6 @@ class _Experts:
             for expert in range(n)
         }
 
-    def high_bytes(self) -> Counter[int]:
-        """Bytes of one expert's high version, by layer."""
-        n_bytes: Counter[int] = Counter()
-        for part, tensor in self.high.items():
-            n_bytes[part.layer] += tensor.nbytes // tensor.ne[2]
-        return n_bytes
-
 
 def _calibration(model: _Experts) -> tuple[Sequence[float], float]:
     """Divergences and price of a calibration by static widths. Raises HobbitError."""
@@ -125,9 +117,8 @@ def _calibration(model: _Experts) -> tuple[Sequence[float], float]:
 
 
 def _least_sensitive(model: _Experts, divergences: Sequence[float], share: float) -> list[_Expert]:
-    """This share of the experts, by divergence per byte. Raises HobbitError where that is none or all."""
-    n_bytes, places = model.high_bytes(), model.places
-    ranked = sorted(places, key=lambda expert: (divergences[places[expert]] / n_bytes[expert[0]], expert))
+    """This share of the experts, by divergence. Raises HobbitError where that is none or all."""
+    ranked = sorted(model.places, key=lambda expert: (divergences[model.places[expert]], expert))
     n_dropped = round(share * len(ranked))
     if not 0 < n_dropped < len(ranked):
         raise HobbitError(

@@ -103,7 +103,7 @@ def rules(run: Run) -> list[Figure]:
             t = threshold_for_share(scores, 1 - share)
             rows.append(_row("- random, at gate's bytes", random.measure(kept, reference, t1=at_bytes)))
             rows.append(_row("- skipping, at gate's bytes", gate.measure(kept, reference, t1=t, t2=t)))
-    return [table("Precision rules", "bytes at equal divergence", rows)]
+    return [table("Precision rules, HOBBIT Fig. 5b", "bytes at equal divergence", rows)]
 
 
 def widths(run: Run) -> list[Figure]:
@@ -118,7 +118,7 @@ def widths(run: Run) -> list[Figure]:
     title = "divergence with one expert alone in low precision, nats"
     return [
         figure("map", "EdgeMoE Fig. 7a", title, values=low, x_label="expert", y_label="layer"),
-        table("EdgeMoE Fig. 17", "widths by the loss that is allowed", rows),
+        table("EdgeMoE Fig. 17, EdgeMoE Table II", "widths by the loss that is allowed", rows),
     ]
 
 

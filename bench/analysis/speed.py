@@ -33,8 +33,7 @@ def decode(run: Run, n_tokens: int, settings: Mapping[str, Any]) -> Decoded:
     """Tokens of the text, one at a time after others. Raises HobbitError."""
     config = run.engine(1.0 if "pools" in settings else None, **settings)  # an arm's pools are its own
     cache = config.cache.settings() | {"hobbit.prefetch_trials": False}  # a verdict depends on other load
-    trained = run.file.key("context_length", 4096)  # a small context leaves less to warm up
-    n_warm_up = max(0, min(_WARM_UP, trained - n_tokens - 1 - _PROMPT))
+    n_warm_up = max(0, min(_WARM_UP, run.file.key("context_length", 4096) - n_tokens - 1 - _PROMPT))
     with TemporaryDirectory() as folder:
         kept = f"{folder}/logits.npz"
         job = Job(str(run.model.absolute()), settings=cache, repack=True, text=run.text, kept=kept)
@@ -106,7 +105,7 @@ def no_cache(run: Run) -> dict[str, Any]:
     """Settings of demand loading: room for a token's experts of one layer."""
     shape = run.file.n_used
     expert = run.expert_bytes / (len(shape) * run.file.n_experts)
-    return {**_LRU, "pools": int((max(shape.values()) + 0.5) * expert)}
+    return {**_LRU, "pools": int((max(shape.values()) + 1) * expert)}  # one more: the low tier's least
 
 
 def paper(name: str, **given: Any) -> dict[str, Any]:
@@ -115,9 +114,12 @@ def paper(name: str, **given: Any) -> dict[str, Any]:
 
 
 def systems(run: Run) -> list[Figure]:
+    demand = no_cache(run)
     arms: dict[str, Mapping[str, Any]] = {
         "all high, our defaults": {**_HIGH, "policy": "echo"},
-        "demand loading, no cache": no_cache(run),
+        "all in memory": {**_LRU, "pools": 2 * run.expert_bytes},
+        "demand loading, no cache": demand,
+        "demand loading, all low": {**demand, "rule": "random", "t1": 0.0},
         "LRU, no prefetch": _LRU,
         "HOBBIT": paper("hobbit"),
         "HOBBIT, all high": paper("hobbit", t1=1.0, t2=1.0),
@@ -125,11 +127,16 @@ def systems(run: Run) -> list[Figure]:
         "half of the experts": {"rule": "rank", "predictor": "router"},
         "degraded (DAOP)": {**_HIGH, "degrade": True},
     }
+    edgemoe = {
+        "EdgeMoE, Q": paper("edgemoe", prefetch=0, pools=demand["pools"]),
+        "EdgeMoE, Q and P": paper("edgemoe", pools=2 * demand["pools"]),  # room for the next layer's
+        "EdgeMoE, Q, P and C": paper("edgemoe"),
+    }
     for name, own in calibrated(run.model).items():
-        arms[name] = paper("edgemoe") if own["rule"] == "edgemoe" else own
+        arms |= edgemoe if own["rule"] == "edgemoe" else {name: own}
     title = "speed and quality on the text, token by token; prefetch never pauses; EdgeMoE needs calibrate"
-    papers = "HOBBIT Fig. 3a, HOBBIT Fig. 16, EdgeMoE Fig. 11, MoBiLE Table II"
-    return [_table(run, papers, title, arms)]
+    papers = "HOBBIT Fig. 3a, HOBBIT Fig. 16, EdgeMoE Fig. 3, EdgeMoE Fig. 11, EdgeMoE Fig. 16"
+    return [_table(run, f"{papers}, EdgeMoE Fig. 18, MoBiLE Table II", title, arms)]
 
 
 def words(run: Run) -> list[Figure]:
@@ -152,7 +159,7 @@ def confidence(run: Run) -> list[Figure]:
     alone = decode(run, _DECODED, paper("mobile"))  # no next layer is predicted
     asked = alone["counters"]["predicted"]
     row = {"asked for by the discarded pass": asked, "right": _predicted_right(alone)}
-    found = _table(run, "MoBiLE Fig. 5", "speed and tokens computed twice", arms)
+    found = _table(run, "MoBiLE Fig. 3, MoBiLE Fig. 5, MoBiLE Table III", "tokens computed twice", arms)
     big, _, little, *_ = (each.get("token/s") for each in found["rows"])
     for each in found["rows"] if big and little else ():
         if "token/s" in each:

@@ -13,7 +13,7 @@ import models
 import pytest
 from conftest import TESTS
 
-from bench.analysis import quality
+from bench.analysis import quality, speed
 from bench.analysis.part import Run, calibrated
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
@@ -74,7 +74,10 @@ def test_routing_is_that_of_the_tiny_model(reported: Path) -> None:
 
 def test_configurations_do_what_their_names_say(reported: Path) -> None:
     rows = {row["configuration"]: row for row in _figure(reported, "systems", "HOBBIT Fig. 16")["rows"]}
-    assert rows["demand loading, no cache"]["hits"] == 0
+    assert rows["demand loading, no cache"]["hits"] == rows["demand loading, all low"]["hits"] == 0
+    by_demand = [rows[f"demand loading, {name}"]["MB/token"] for name in ("no cache", "all low")]
+    assert by_demand[1] / by_demand[0] == pytest.approx(2.625 / 8.5, rel=1e-3)  # bits
+    assert rows["all in memory"]["hits"] == 1
     assert rows["all high, our defaults"]["KL divergence"] == 0
     assert rows["HOBBIT, all high"]["high / low / skipped"] == "100% / 0% / 0%"
     assert "0%" not in rows["HOBBIT"]["high / low / skipped"].replace("10%", "").split(" / ")
@@ -138,6 +141,28 @@ def test_each_rule_of_a_calibration_has_an_arm(tmp_path: Path) -> None:
     assert (resolved(model, {"hobbit.rule": "gate"}, "t2"), resolved(model, {}, "price")) == (0.8, 0.1)
     Calibration(size, low_bytes, {"price": 0.1}, rule="edgemoe", costs=costs).write(model)  # fitted alone
     assert list(calibrated(model)) == ["calibrated, static widths (EdgeMoE)"]
+
+
+def test_edgemoes_arms_add_widths_preloading_and_a_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(models.tiny_tiers("f16", "q4_0"))
+    sizes = model.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
+    costs = Costs((0.0, 0.5) * 24, (math.inf,) * 48)
+    Calibration(*sizes, {"price": 0.1}, rule="edgemoe", costs=costs).write(model)
+    run = Run(model, TEXT.read_text(), read_model_file(model, None), tmp_path, n_threads=1, reps=1)
+    monkeypatch.setattr(speed, "_table", lambda _run, _papers, _title, arms: arms)
+    (arms,) = speed.systems(run)
+    names = [name for name in arms if name.startswith(("demand", "EdgeMoE"))]
+    found = speed.measured(run, {name: arms[name] for name in names}, 64)
+    (high,), (low,), (widths,), (early,), (cached,) = (found[name] for name in names)
+    assert widths["hit_rate"] < 0.05  # a low version leaves room
+    read = [each["counters"]["bytes_read"] for each in (low, widths, high)]
+    assert read == sorted(read)
+    assert 0.2 < widths["low_share"] == early["low_share"] < 0.8
+    assert widths["counters"]["predicted"] == 0 < early["counters"]["predicted"]
+    assert cached["hit_rate"] > early["hit_rate"] > 0
 
 
 def test_widths_are_fitted_to_each_limit(tmp_path: Path) -> None:
