@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: MIT
 """Figures that pages take from committed reports: figures.tsv says which line each one is of."""
 
+import inspect
 import json
 import re
+import shlex
+from argparse import ArgumentParser
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+from bench import compare, report
+from bench.analysis.part import THEIRS
+from bench.harness.arms import DEVICE_ARMS, choose_arms
+from bench.harness.devices import read_prices
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+_NAME = r"(?:HOBBIT|EdgeMoE|MoBiLE|Twiddler|DAOP) (?:Fig\. \d+[a-d]?|Table (?:[IVX]+|\d+))"
 _SENTENCES = [
     line.split("\t")
     for line in Path(__file__).with_name("figures.tsv").read_text("utf-8").splitlines()
@@ -48,3 +58,48 @@ def test_a_page_has_the_figures_of_the_lines_that_it_names(page: str, text: str,
     assert text.format(*figures) in words
     for i, figure in enumerate(figures):  # no place is idle
         assert text.format(*figures[:i], 3 * figure, *figures[i + 1 :]) not in words
+
+
+def _listed() -> dict[str, str]:
+    """[figure of a paper] = where docs/results/figures.md has it."""
+    found = {}
+    for line in (DOCS / "results/figures.md").read_text("utf-8").splitlines():
+        if match := re.fullmatch(rf"\| (({_NAME})(?:, [^|]*)?) \| [^|]* \| ([^|]*) \|", line):
+            names, first, here = match.groups()
+            paper = first.split(" ")[0]
+            found |= {f"{paper} {name.removeprefix(f'{paper} ')}": here for name in names.split(", ")}
+    return found
+
+
+def test_each_figure_that_is_named_is_listed() -> None:
+    texts = [page.read_text("utf-8") for page in DOCS.rglob("*.md") if page.name != "figures.md"]
+    named = {name for text in texts for name in re.findall(_NAME, text)} | {*THEIRS}
+    assert len(_listed()) > 60
+    assert named <= {*_listed()}
+
+
+@pytest.mark.parametrize(("name", "here"), _listed().items())
+def test_what_a_listed_figure_names_exists(name: str, here: str) -> None:
+    parts = [report.PARTS[part] for part in re.findall(r"R:(\w+)", here)]
+    sources = [inspect.getsource(inspect.getmodule(part) or report) for part in parts]
+    assert all(name in source for source in sources) or "under" in here
+    for folder, command in re.findall(r"`(?:python -m )?(bench\.|pyhobbit )(\w+)", here):
+        assert (ROOT / {"bench.": "bench", "pyhobbit ": "pyhobbit/cli"}[folder] / f"{command}.py").exists()
+    assert parts or re.search(r"^none: \w|\]\([\w.#-]+\)|`\w", here)
+
+
+_MODELLED = [
+    line.strip()
+    for page in sorted(DOCS.glob("results/modelled-*.md"))
+    for line in page.read_text("utf-8").replace("\\\n", " ").splitlines()
+    if line.startswith("    python -m bench.compare --prices")
+]
+
+
+@pytest.mark.parametrize("command", _MODELLED)
+def test_a_command_of_a_modelled_page_is_one(command: str) -> None:
+    parser = ArgumentParser()
+    compare.add_options(parser)
+    given = parser.parse_args(shlex.split(command)[3:])
+    assert read_prices(given.prices)
+    assert choose_arms(given.arms, bool(given.low), DEVICE_ARMS)
