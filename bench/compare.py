@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Measures speed and memory of stock llama.cpp and of the expert cache, side by side.
 
-    python -m bench.compare --shape qwen3-30b-a3b --layers 24 --type q4_0 --trace qwen3-30b-a3b.route.csv
+    python -m bench.compare --shape qwen3-30b-a3b --layers 24 --type Q4_K_M
     python -m bench.compare --model MODEL.gguf --arms stock ours --limits 0.25
     python -m bench.compare --device CUDA0 --stock build/stock-cuda/bin --shape mixtral-8x7b --layers 8
     python -m bench.compare --prices 4090-ddr5 --shape qwen3-30b-a3b --limits 0.25
@@ -35,7 +35,7 @@ from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 
-_NOT_SERVED = ("trace", "low", "rpc", "warm-up", "seconds", "threads", "t1", "t2")
+_NOT_SERVED = ("low", "rpc", "warm-up", "seconds", "threads", "t1", "t2")
 _OPTIONS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("layers", "layers of the shape (default: as in the real model)", {"type": int}),
     ("type", "weights: q4_0, or Q4_K_M as llama-quantize (default: %(default)s)", {"default": "q4_0"}),
@@ -96,8 +96,6 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
         for name in ("arms", *BenchConfig.options())
         if (value := getattr(args, name)) is not None
     }
-    if args.trace is not None:
-        given = runner.trace_windows(args.trace, given)
     is_modelled = isinstance(target, Modelled)
     if args.model is not None:
         if args.low or args.layers or is_modelled:

@@ -5,6 +5,9 @@ It has all other weights and the KV cache, and host memory has all experts.
 """
 
 import json
+import os
+import subprocess
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,17 +20,18 @@ from numpy.typing import NDArray
 
 from bench.harness import runner, trace
 from bench.harness.arms import DEVICE_ARMS, MODELLED, PROFILE, Arm, ours
-from bench.harness.runner import ArmError, BenchConfig, Host, Record, Turn
-from bench.harness.system import ROOT, compiled
+from bench.harness.runner import BenchConfig, Host, Record, Turn
+from bench.harness.system import FOLDER, ROOT
 from bench.harness.worker import Job
-from pyhobbit.errors import ConfigError
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import expert_bytes, model_parts
-from pyhobbit.quality.stored import Calibration
 from pyhobbit.routing.trace import read_trace
 from pyhobbit.settings.config import Setting, format_size
 
 PROFILED = 256  # tokens of a profile
 SOURCES = ROOT / "tests/modelled_device"
+_GGML = ROOT / "vendor/llama.cpp/ggml"
+_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wl,-z,lazy")
 
 
 @cache
@@ -89,9 +93,9 @@ class Device(Host):
         """Tokens that are computed before those that count."""
         return sum(config.prompts) + config.n_warm_up
 
-    def job(self, config: BenchConfig, turn: Turn, routes: Path) -> Job:
+    def job(self, config: BenchConfig, turn: Turn) -> Job:
         """The job for the process of a turn."""
-        job = replace(runner.job(config, turn.arm, None, routes), device=self.name, rpc=self.rpc)
+        job = replace(runner.job(config, turn.arm, None), device=self.name, rpc=self.rpc)
         if turn.arm.build == "stock" and turn.limit is not None:
             return replace(job, n_cpu_moe=n_cpu_moe(config.model, turn.limit))
         bound: dict[str, Setting] = {"hobbit.device": self.name}
@@ -101,50 +105,40 @@ class Device(Host):
             bound["hobbit.pools"] = int((shape.n_used + 0.5) * largest)
         else:
             bound["hobbit.device_memory"] = budget(config.model, turn.limit)
-        return replace(job, fits=True, settings=runner.settings(config, turn.arm, bound))
+        return replace(job, settings=runner.settings(config, turn.arm, bound))
 
-    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, routes: Path) -> Iterator[Record]:
-        own = self._profiled(config, routes) if PROFILE in turn.arm.settings else config
-        yield self._start(self.job(own, turn, routes))
+    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, folder: Path) -> Iterator[Record]:
+        if PROFILE in turn.arm.settings:
+            config = runner.with_uses(
+                config, turn.arm, folder / "profiled", lambda: self._uses(config, folder)
+            )
+        elif turn.arm.build == "ours":
+            config = self._filled(config, turn.arm, folder)
+        yield self._start(self.job(config, turn), folder)
 
-    def _start(self, job: Job) -> Record:
+    def _filled(self, config: BenchConfig, arm: Arm, folder: Path) -> BenchConfig:
+        return runner.with_uses(config, arm, folder / "all")
+
+    def _start(self, job: Job, _folder: Path) -> Record:
         return runner.start(job)
 
-    def _profiled(self, config: BenchConfig, routes: Path) -> BenchConfig:
-        """With a calibration, by tokens that no turn measures. Raises ArmError."""
-        link, path = routes.with_name(config.model.name), routes.with_suffix(".csv")
-        n_before = self.n_before(config)
-        n_after = n_before + config.n_tokens
-        with np.load(routes) as arrays:
-            recorded = arrays.get("experts")
-        if not link.exists() and recorded is not None:
-            others = np.delete(recorded, slice(n_before, n_after), axis=0)
-            placed(config.model, link, others[:, np.flatnonzero(experts_of(config.model))])
-        elif not link.exists():
-            turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0], 0)
-            job = replace(self.job(config, turn, routes), prompts=(1,), seconds=3600)
-            self._start(replace(job, n_warm_up=n_after, n_tokens=PROFILED))
-            seen = read_trace(path)
-            shape = replace(trace.moe_shape(config.model), n_layers=seen.n_layers)
-            placed(config.model, link, trace.lay_over(seen, shape).experts[-PROFILED:])
-        return replace(config, model=link)
+    def _uses(self, config: BenchConfig, folder: Path) -> list[int]:
+        """Uses by tokens that no turn measures. Raises ArmError."""
+        path, n_before = folder / "profile.csv", self.n_before(config) + config.n_tokens
+        turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0], 0)
+        job = replace(self.job(config, turn), prompts=(1,), seconds=3600)
+        self._start(replace(job, n_warm_up=n_before, n_tokens=PROFILED), folder)
+        seen = read_trace(path)
+        routes = seen.split(seen.n_decoded - PROFILED, seen.n_decoded)
+        counted = routes[routes["counted"] != 0]
+        return uses_of(counted["layer"], counted["expert"], seen.n_layers, seen.n_experts)
 
 
-def placed(model: Path, link: Path, experts: NDArray[np.int32]) -> None:
-    """Makes a link to the model, with a calibration that counts these uses, [tokens, layers, used].
-
-    Every expert counts once more, so that all have their order, and the pool is full before the first token.
-    Raises ArmError.
-    """
-    if not len(experts):
-        raise ArmError("the trace has no tokens beside those that are measured; give fewer with --tokens")
-    n_experts = trace.moe_shape(model).n_experts
-    uses = [1 + np.bincount(of.ravel(), minlength=n_experts) for of in experts.swapaxes(0, 1)]
-    parts = model_parts(model)
-    for part in parts:
-        link.with_name(part.path.name).symlink_to(part.path.absolute())
-    size = sum(part.size for part in parts)
-    Calibration(size, expert_uses=tuple(np.concatenate(uses).tolist())).write(link)
+def uses_of(
+    layers: NDArray[np.integer], experts: NDArray[np.integer], n_layers: int, n_experts: int
+) -> list[int]:
+    """Uses of each layer's experts, and one more of each, so that all have their order."""
+    return (1 + np.bincount(layers * n_experts + experts, minlength=n_layers * n_experts)).tolist()
 
 
 @dataclass(frozen=True)
@@ -169,29 +163,60 @@ class Modelled(Device):
         return Modelled(f"{settings['name']}0", machine=Path(machine).stem, prices=prices)
 
     def _own_head(self, config: BenchConfig) -> Record:
-        routing = {} if config.trace else {"routing": "seeded"}
-        return {"source": "modelled", "prices": self.machine, **routing}
+        return {"source": "modelled", "prices": self.machine, "routing": "seeded"}
 
-    def routing(self, shape: trace.MoeShape, config: BenchConfig) -> trace.Routing:
-        chosen = trace.seeded_routing(shape, self.n_before(config) + config.n_tokens, PROFILED)
-        return trace.weighted(chosen, 0.6 if config.low else 0.0)
+    def _routing(self, config: BenchConfig) -> NDArray[np.int32]:
+        """The choices of all tokens, and of those for a profile behind them."""
+        n_tokens = self.n_before(config) + config.n_tokens
+        return trace.seeded_routing(trace.moe_shape(config.model), n_tokens, PROFILED)
 
-    def _start(self, job: Job) -> Record:
+    def _filled(self, config: BenchConfig, _arm: Arm, _folder: Path) -> BenchConfig:
+        return config  # its process computes every expert once
+
+    def _uses(self, config: BenchConfig, _folder: Path) -> list[int]:
+        measured = slice(self.n_before(config), self.n_before(config) + config.n_tokens)
+        others = np.delete(self._routing(config), measured, axis=0)
+        experts = others[:, np.flatnonzero(experts_of(config.model))]
+        layers = np.broadcast_to(np.arange(experts.shape[1])[:, None], experts.shape)
+        n_experts = trace.moe_shape(config.model).n_experts
+        return uses_of(layers.ravel(), experts.ravel(), experts.shape[1], n_experts)
+
+    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Iterator[Record]:
+        if not (path := folder / "routing.npz").exists():
+            found = trace.weighted(self._routing(config), 0.6 if config.low else 0.0)
+            np.savez(path, experts=found.experts, weights=found.weights)
+        yield from super().measure(config, turn, limit, folder)
+
+    def _start(self, job: Job, folder: Path) -> Record:
         environment = {
             "PYTHONPATH": str(ROOT),
             "LD_PRELOAD": str(library()),
             "MODELLED_PRICES": json.dumps(self.prices),
         }
-        job = replace(job, mmap=True, n_threads=1)
+        job = replace(job, mmap=True, n_threads=1, routing=str(folder / "routing.npz"))
         return runner.start(job, program=(str(SOURCES / "decode.py"),), environment=environment)
 
 
 def library() -> Path:
-    """The modelled device, compiled on first use. Raises HobbitError without a compiler."""
-    names = ("modelled-device", "streams", "time-face", "host-threads")
-    sources = [SOURCES / f"{name}.cpp" for name in names]
-    flags = ["-std=c++17", "-Wl,-z,lazy"]
-    return compiled("modelled", "CXX=c++", sources, *sorted(SOURCES.glob("*.h")), flags=flags)
+    """The modelled device, compiled on first use. Raises HobbitError without a compiler or ggml's headers."""
+    sources = [
+        SOURCES / f"{name}.cpp" for name in ("modelled-device", "streams", "time-face", "host-threads")
+    ]
+    texts = b"".join(each.read_bytes() for each in (*sources, *sorted(SOURCES.glob("*.h"))))
+    path = FOLDER / f"modelled-{zlib.crc32(texts):08x}.so"
+    if path.exists():
+        return path
+    if not (_GGML / "include/ggml.h").exists():
+        raise HobbitError(f"{_GGML}/include has no ggml.h; run 'make build' in {ROOT}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    compiler, made = os.environ.get("CXX", "c++"), path.with_suffix(f".{os.getpid()}")
+    include = [f"-isystem{_GGML}/{folder}" for folder in ("include", "src")]
+    try:
+        subprocess.run([compiler, *_FLAGS, *include, *sources, "-o", made], check=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise HobbitError(f"the device cannot be compiled with {compiler} ({e}); set CXX") from e
+    made.replace(path)
+    return path
 
 
 def read_prices(machine: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import tempfile
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -25,9 +25,9 @@ from bench.harness.arms import BY_NAME, Arm
 from bench.harness.system import ROOT
 from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
-from pyhobbit.model.model_file import model_parts
+from pyhobbit.model.model_file import model_parts, read_model_file
 from pyhobbit.native.threads import processor_cores
-from pyhobbit.routing.trace import read_trace
+from pyhobbit.quality.stored import Calibration
 from pyhobbit.settings.config import CacheConfig, Setting, format_size
 from pyhobbit.settings.resolve import check_settings
 
@@ -55,11 +55,15 @@ def _option(name: str, default: Any, text: str, kind: Callable[[str], Any] | Non
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """One run. low: file with the low tier. Decoding ends by its tokens or seconds, whichever comes first."""
+    """One run. low: file with the low tier.  fills: the model has a calibration that fills the pools.
+
+    Decoding ends by its tokens or seconds, whichever comes first.
+    """
 
     model: Path
     arms: tuple[Arm, ...]
     low: Path | None = None
+    fills: bool = False
     limits: tuple[float, ...] = _option(
         "limits",
         (0.15, 0.25, 0.4, 0.6),
@@ -67,10 +71,9 @@ class BenchConfig:
         _share,
     )
     reps: int = _option("reps", 5, "repetitions (default: 5)")
-    trace: Path | None = _option("trace", None, "replay this routing (default: the model's own)", Path)  # noqa: RUF009
-    prompts: tuple[int, ...] = _option("prompts", (16, 128, 512), "tokens of prompts (with --trace: 16)")
-    n_tokens: int = _option("tokens", 64, "most tokens to decode (default: 64; of a trace up to 96)")
-    n_warm_up: int = _option("warm-up", 32, "most tokens before (default: 32; of a trace 16)")
+    prompts: tuple[int, ...] = _option("prompts", (16, 128, 512), "tokens of prompts")
+    n_tokens: int = _option("tokens", 64, "most tokens to decode (default: 64)")
+    n_warm_up: int = _option("warm-up", 32, "most tokens before (default: 32)")
     seconds: float = _option("seconds", 60.0, "time limit of decoding (default: 60)")
     n_threads: int | None = _option("threads", None, "compute threads (default: one per core)", int)
     stock: Path = _option("stock", ROOT / "build/stock/bin", "libraries of make stock", Path)  # noqa: RUF009
@@ -158,19 +161,17 @@ class Host:
         setting = system.readahead_setting(config.model)
         return {"readahead_kb": int(setting.read_text()) if setting else None}
 
-    def routing(self, _shape: trace.MoeShape, _config: BenchConfig) -> trace.Routing | None:
-        """The routing that is replayed without a trace; None leaves it to the model."""
-        return None
-
     def limit_bytes(self, config: BenchConfig, share: float) -> int:
         return int(config.model_bytes * share)
 
-    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, routes: Path) -> Iterator[Record]:
+    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Iterator[Record]:
         """The turn's figures, with the speed of the disk right before and after, which drifts.
 
         Raises HobbitError.
         """
         before = system.disk_bandwidth(config.model)
+        if turn.arm.fits and turn.arm.build == "ours":
+            config = with_uses(config, turn.arm, folder / "all")
         system.drop_cached(config.files)
         with system.readahead(config.model, turn.arm.readahead_kb), ExitStack() as stack:
             cgroup = None
@@ -179,7 +180,7 @@ class Host:
             except system.NoCgroupError:
                 if limit is not None:
                     raise
-            found = start(job(config, turn.arm, limit, routes), cgroup, limit)
+            found = start(job(config, turn.arm, limit), cgroup, limit)
             peak = cgroup.peak() if cgroup else None
         after = system.disk_bandwidth(config.model)
         speed = None if before is None or after is None else (before + after) / 2
@@ -190,13 +191,13 @@ def run(config: BenchConfig, tell: Callable[[Record], object], target: Host | No
     """Tells a record about the run, then those of each turn: figures or an "error". Raises HobbitError."""
     target = target or Host()
     records = [description(config) | target.head(config)]
-    with _routing_file(config, target) as routes:
+    with tempfile.TemporaryDirectory() as folder:
         tell(records[0])
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
             limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
             place = {"kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
             try:
-                for found in target.measure(config, turn, limit, routes):
+                for found in target.measure(config, turn, limit, Path(folder)):
                     records.append(place | {"repetition": turn.repetition} | found)
                     tell(records[-1])
             except ArmError as e:
@@ -205,20 +206,28 @@ def run(config: BenchConfig, tell: Callable[[Record], object], target: Host | No
     return records
 
 
-@contextmanager
-def _routing_file(config: BenchConfig, target: Host) -> Iterator[Path]:
-    shape = trace.moe_shape(config.model)
-    arrays: dict[str, Any] = {"sweep": trace.sweep(shape).experts}
-    laid = trace.lay_over(read_trace(config.trace), shape) if config.trace else target.routing(shape, config)
-    if laid is not None:
-        arrays |= {"experts": laid.experts, "weights": laid.weights}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "routing.npz"
-        np.savez(path, **arrays)
-        yield path
+def with_uses(
+    config: BenchConfig, arm: Arm, folder: Path, uses: Callable[[], Sequence[int]] | None = None
+) -> BenchConfig:
+    """A link to the model, beside a calibration by which all experts are loaded before the first token.
+
+    folder: of the links, made once for arms with a low tier and once for the others.  uses: of each layer's
+    experts, which decide their order; None: any order.
+    """
+    link = folder.with_name(f"{folder.name}{'-low' * arm.low}") / config.model.name
+    if not link.exists():
+        file = read_model_file(config.model, config.low)
+        n = len(file.blocks) * file.n_experts
+        chosen = (1000 + np.random.default_rng(1).permutation(n) % 10).tolist() if uses is None else uses()
+        link.parent.mkdir()
+        for path in config.files:
+            link.with_name(path.name).symlink_to(path.absolute())
+        low_bytes = file.tiers[-1].n_bytes if arm.low else 0
+        Calibration(config.model_bytes, low_bytes, expert_uses=tuple(chosen)).write(link)
+    return replace(config, model=link, fills=True)
 
 
-def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
+def job(config: BenchConfig, arm: Arm, limit: int | None) -> Job:
     """The job for the arm's process. Without a limit our pools may hold everything."""
     bound = {"hobbit.pools": 2 * config.model_bytes}
     if limit is not None:
@@ -226,11 +235,10 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
     return Job(
         model=str(config.model.absolute()),  # its companions are found by its name
         lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
-        routing=str(routes),
         settings=settings(config, arm, bound) if arm.build == "ours" else {},
         mmap=arm.mmap and limit is not None,
         repack=arm.repack and (limit is None or arm.build == "ours"),
-        fits=limit is None if arm.fits is None else arm.fits,
+        fills=config.fills,
         n_threads=config.n_threads or processor_cores(),
         n_batch=arm.n_batch,
         **{name: getattr(config, name) for name in ("prompts", "n_warm_up", "n_tokens", "seconds")},
@@ -239,7 +247,11 @@ def job(config: BenchConfig, arm: Arm, limit: int | None, routes: Path) -> Job:
 
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
     """Settings of the expert cache, under a bound on its memory."""
-    own: dict[str, Setting] = {"hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU"}
+    own: dict[str, Setting] = {
+        "hobbit.enable": True,
+        "hobbit.calibrated": config.fills,
+        "hobbit.device": "CPU",
+    }
     own |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if arm.low:
         assert config.low is not None  # BenchConfig refuses the arm without it
@@ -258,7 +270,6 @@ def start(
 
     limit: bytes that bound its memory.  program: for the interpreter.  environment: further variables.
     """
-    trace.library()  # compiled before a limit on memory applies
     command = [sys.executable, *program]
     if cgroup is not None:
         command = cgroup.joining(command)
@@ -285,7 +296,7 @@ def _reason(done: "subprocess.CompletedProcess[str]", limit: int | None) -> str:
 
 def description(config: BenchConfig) -> Record:
     """Context of the figures: model, options, machine, versions."""
-    options = {name: getattr(config, name) for name in config.options() if name not in ("stock", "trace")}
+    options = {name: getattr(config, name) for name in config.options() if name != "stock"}
     options |= {"low": config.low and config.low.name, "n_threads": config.n_threads or processor_cores()}
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
@@ -299,24 +310,6 @@ def description(config: BenchConfig) -> Record:
         "model": config.model.name,
         "model_bytes": config.model_bytes,
         "moe": asdict(trace.moe_shape(config.model)),
-        "routing": f"replayed from {config.trace.name}" if config.trace else "the model's own",
         "options": options,
         "arms": {arm.name: arm.summary for arm in config.arms},
     }
-
-
-def trace_windows(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds to the fields `given` of a BenchConfig the windows that they lack, so that they fit the trace.
-
-    Prompts, warm-up and decoding take different rows. Raises HobbitError if the given ones need more.
-    """
-    n_rows = trace.n_complete(read_trace(path))
-    windows = {"prompts": (16,), "n_warm_up": 16, **given}  # recorded traces are short
-    n_before = sum(windows["prompts"]) + windows["n_warm_up"]
-    windows.setdefault("n_tokens", max(1, min(96, n_rows - n_before)))
-    if (n_needed := n_before + windows["n_tokens"]) > n_rows:
-        raise ConfigError(
-            f"{path} has {n_rows} tokens, and the prompts, the warm-up and decoding need {n_needed}, since "
-            "no token is replayed twice; give fewer with --prompts, --warm-up or --tokens"
-        )
-    return windows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Functions that scripts share: options, compiling, memory cgroups, the page cache and the disk."""
+"""Functions that scripts share: options, memory cgroups, the page cache and the disk."""
 
 import argparse
 import fcntl
@@ -7,11 +7,9 @@ import os
 import platform
 import re
 import signal
-import subprocess
 import sys
 import time
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build/bench"
 """Compiled and generated files, which later runs reuse."""
 
-_GGML = (ROOT / "vendor/llama.cpp/ggml", ROOT / "build/stock/vendor/llama.cpp/ggml")
-_FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _READ_BYTES, _READERS = 512 << 10, 4  # as the loader reads
 _TERMINATED = 143
@@ -115,34 +111,6 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-# --- compiling
-
-
-def compiled(name: str, compiler: str, sources: Sequence[Path], *headers: Path, flags: Sequence[str]) -> Path:
-    """A library, compiled against ggml's headers on first use by the program that the variable names.
-
-    compiler: variable and usual program, like CC=cc.  Raises HobbitError without a compiler or headers.
-    """
-    path = (
-        FOLDER / f"{name}-{zlib.crc32(b''.join(each.read_bytes() for each in (*sources, *headers))):08x}.so"
-    )
-    if path.exists():
-        return path
-    trees = [tree for tree in _GGML if (tree / "include/ggml.h").exists()]
-    if not trees:
-        raise HobbitError(f"{_GGML[0]}/include has no ggml.h; run 'make build' or 'make stock' in {ROOT}")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    variable, _, usual = compiler.partition("=")
-    program, made = os.environ.get(variable, usual), path.with_suffix(f".{os.getpid()}")
-    include = [f"-isystem{trees[0]}/{folder}" for folder in ("include", "src")]
-    try:
-        subprocess.run([program, *_FLAGS, *flags, *include, *sources, "-o", made], check=True)
-    except (OSError, subprocess.CalledProcessError) as e:
-        raise HobbitError(f"{name} cannot be compiled with {program} ({e}); set {variable}") from e
-    made.replace(path)
-    return path
 
 
 # --- the disk

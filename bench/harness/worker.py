@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.system import bytes_from_disk
-from bench.harness.trace import Replay, random_tokens
+from bench.harness.trace import random_tokens
 from pyhobbit.engine.stats import CacheStats, peak_rss_bytes, rates
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.devices import Ggml, experts_on_cpu
@@ -28,16 +28,15 @@ from pyhobbit.settings.config import Setting
 from pyhobbit.settings.overrides import kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
+_FILLING_S = 0.5  # a pause of a disk is shorter
 
 
 @dataclass(frozen=True)
 class Job:
     """One arm's process. model: "" describes the device.
 
-    lib_dir: of stock llama.cpp; None for this package's.  routing: .npz with the arrays sweep, which chooses
-    every expert once, and experts and weights where a trace is replayed, each [tokens, layers, used]. Each of
-    their tokens is replayed once: prompts, n_warm_up and n_tokens need one each. "": there is none.
-    fits: every expert is brought into memory first.
+    lib_dir: of stock llama.cpp; None for this package's.  fills: its calibration fills the pools first.
+    routing: .npz with experts and weights for a modelled machine, each [tokens, layers, used].
     text: its tokens are computed (ours); "": drawn ones, the same in every arm.
     prompts: their lengths.  n_batch: their tokens per pass.
     kept: .npz for the logits of the decoded tokens and their targets, the tokens that follow.
@@ -53,7 +52,7 @@ class Job:
     settings: dict[str, Setting] = field(default_factory=dict)
     mmap: bool = False
     repack: bool = False
-    fits: bool = False
+    fills: bool = False
     n_threads: int = 1
     text: str = ""
     prompts: tuple[int, ...] = (16, 128, 512)
@@ -135,10 +134,8 @@ class GgmlDevice:
 class Session:
     """The model and one sequence of the job's tokens."""
 
-    def __init__(self, libraries: Libraries, job: Job, n_ctx: int, *, replays: bool = False) -> None:
-        """replays: the routing is to be chosen; see end_replays()."""
+    def __init__(self, libraries: Libraries, job: Job, n_ctx: int) -> None:
         self.llama, self._native, self._job, self._n_ctx = libraries.llama, libraries.native, job, n_ctx
-        self.replay = Replay(libraries.folder)
         self.llama.llama_backend_init()
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
         self._free_before = self.device.memory()[0] if self.device else 0
@@ -150,9 +147,9 @@ class Session:
             loaded = LoadedModel(Path(job.model), self.model)
             self.cache = loaded.cache
             self.tokens = loaded.tokenize(job.text) if job.text else []
-        self._open(replays)
+        self._open()
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
-        self.redraw()
+        self._draw = iter(self.tokens or random_tokens(self.n_vocab))  # the same in all arms
 
     def _load(self, folder: Path) -> Any:
         job, params = self._job, self.llama.llama_model_default_params()
@@ -172,14 +169,12 @@ class Session:
             raise self._failure(f"llama.cpp cannot load {job.model}")
         return model
 
-    def _open(self, replays: bool) -> None:
+    def _open(self) -> None:
         params, job = self.llama.llama_context_default_params(), self._job
         params.n_ctx = self._n_ctx
         params.n_batch = params.n_ubatch = min(job.n_batch, self._n_ctx)
         params.n_outputs_max = params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = job.n_threads
-        if replays:
-            self.replay.install(self.llama, params)
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
         self.context = self.llama.llama_init_from_model(self.model, params)
         if not self.context:
@@ -190,19 +185,17 @@ class Session:
         reason = self._native.last_error() if self._native is not None else None
         return HobbitError(f"{what}: {reason}" if reason else what)
 
-    def end_replays(self) -> None:
-        """Lets the model route by itself. A context that replays waits for every backend of every layer."""
-        self.llama.llama_free(self.context)
-        self._open(replays=False)
+    def await_filled(self) -> None:
+        """Waits until the pools get no more experts."""
+        before = -1
+        while self.cache and (n_read := self.cache.stats().bytes_read) != before:
+            before = n_read
+            time.sleep(_FILLING_S)
 
     def restart(self) -> None:
         """Empties the KV cache."""
         self.llama.llama_memory_clear(self.llama.llama_get_memory(self.context), True)
         self._n_past = 0
-
-    def redraw(self) -> None:
-        """Begins with the first token again, so that all arms compute the same."""
-        self._draw = iter(self.tokens or random_tokens(self.n_vocab))
 
     def append(self, n_tokens: int) -> float:
         """Computes n_tokens more, in a new sequence if this one is full; returns the seconds."""
@@ -218,11 +211,8 @@ class Session:
         return time.perf_counter() - start
 
     def _decode(self, tokens: list[int]) -> None:
-        self.replay.begin(len(tokens))
         array = (self.llama.llama_token * len(tokens))(*tokens)
         status = self.llama.llama_decode(self.context, self.llama.llama_batch_get_one(array, len(tokens)))
-        if self.replay.error:
-            raise HobbitError(self.replay.error)
         if status:
             raise self._failure(f"llama_decode failed with status {status}")
         self._n_past += len(tokens)
@@ -274,22 +264,14 @@ def measure(job: Job) -> dict[str, Any]:
     if not job.model:
         assert job.device is not None
         return GgmlDevice(Libraries(job.lib_dir).folder, job.device, job.rpc).describe()
-    routing = dict(np.load(job.routing)) if job.routing else {}
     longest = max(job.prompts)
     n_ctx = min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens)
     libraries = Libraries(job.lib_dir)
     start = time.perf_counter()
-    has_routing = "experts" in routing
-    n_ctx = max(longest, n_ctx, len(routing.get("sweep", ())))
-    session = Session(libraries, job, n_ctx, replays=job.fits or has_routing)
+    session = Session(libraries, job, max(longest, n_ctx))
     load_s = time.perf_counter() - start
-    if job.fits:
-        _bring_in(session, routing["sweep"], job)
-    if has_routing:
-        session.replay.use(routing["experts"], routing["weights"])
-    elif job.fits:
-        session.end_replays()
-
+    if job.fills:
+        session.await_filled()
     ttft_s, ttft_bytes, crcs = {}, {}, []
     for n_tokens in sorted(job.prompts):
         session.restart()
@@ -321,26 +303,6 @@ def measure(job: Job) -> dict[str, Any]:
         np.savez(job.kept, logits=kept, targets=session.tokens[done + 1 :][: len(kept)])
     session.close()
     return result
-
-
-def _bring_in(session: Session, experts: np.ndarray, job: Job) -> None:
-    """Every expert of every layer, one token at a time: in a prompt the last layer computes only one.
-
-    With a low tier each takes its turn as the first of a token, which is high, and the second, which is low.
-    """
-    t1, t2 = (float(job.settings.get(f"hobbit.{name}", 1)) for name in ("t1", "t2"))
-    n_used = experts.shape[2]
-    n_turns = n_used if t1 < 1 else 1
-    first = max((t1 + t2) / 2, 1 / n_used) if n_turns > 1 else 1 / n_used
-    weights = np.full(experts.shape, (1 - first) / max(1, n_used - 1), np.float32)
-    weights[:, :, 0] = first
-    for turn in range(n_turns):
-        session.replay.use(np.roll(experts, turn, axis=2), weights)
-        for _ in range(len(experts)):
-            session.append(1)
-        session.restart()
-    session.replay.stop()
-    session.redraw()
 
 
 def serve(measure: Callable[[Job], Mapping[str, Any]]) -> int:

@@ -68,7 +68,6 @@ def test_a_server_that_is_killed_for_its_memory_is_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("2 --trace t.csv", "servers take no trace; leave it out, or --clients"),
         ("2 --warm-up 3", "servers take no warm-up; leave it out, or --clients"),
         ("2 --prompts 16 32", "servers take no second prompt; leave it out, or --clients"),
         ("0 1", "--clients takes positive numbers"),

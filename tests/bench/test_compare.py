@@ -15,13 +15,10 @@ from typing import Any
 
 import bench_jobs
 import models
-import numpy as np
 import pytest
-import traces
-from bench_jobs import PROMPTS
 
 from bench import compare
-from bench.harness import files, runner, system, worker
+from bench.harness import files, runner, system
 from bench.harness import trace as routing
 from bench.harness.arms import BY_NAME
 from bench.harness.files import SHAPES
@@ -30,7 +27,6 @@ from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.native.machine import Disk
-from pyhobbit.routing.trace import read_trace
 
 SMALL = replace(
     SHAPES["tiny"], n_layer=2, n_embd=256, n_ff=256, n_head=2, n_head_kv=1, head_dim=64, n_expert=16
@@ -42,10 +38,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return files.write_model(tmp_path_factory.mktemp("small"), "small", SMALL, "q8_0")
 
 
-def _trace(folder: Path, n_tokens: int, n_layers: int, n_experts: int, n_used: int) -> Path:
-    return traces.write_random_trace(folder / "t.csv", n_tokens, n_layers, n_experts, n_used)
-
-
 def _ours(model: Path, **settings: Any) -> dict[str, Any]:
     return bench_jobs.ours(**{"pools": 2 * model.stat().st_size, **settings})
 
@@ -53,77 +45,31 @@ def _ours(model: Path, **settings: Any) -> dict[str, Any]:
 STOCK = {"lib_dir": str(models.STOCK_DIR), "mmap": True}
 
 
-#
-# replay
-#
-
-
-def test_what_is_replayed_is_what_the_engine_computes(small: Path, tmp_path: Path) -> None:
-    shape = routing.moe_shape(small)
-    n_rows = sum(PROMPTS) + 8
-    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, n_rows, 2, 16, 3))
-    recorded = tmp_path / "recorded.csv"
-    bench_jobs.measure(small, routes, **_ours(small, trace=str(recorded)))
-    rows = read_trace(recorded).routes.reshape(-1, shape.n_used)
-    with np.load(routes) as arrays:
-        experts, weights = arrays["experts"], arrays["weights"]
-    tokens = np.unique(rows["token"])
-    assert tokens.size == n_rows  # each row of the trace once, in its order
-    for row in rows:
-        place = np.searchsorted(tokens, row["token"][0]), row["layer"][0]
-        assert row["expert"].tolist() == experts[place].tolist()
-        np.testing.assert_allclose(row["weight"], weights[place], 1e-5)
-
-
-def test_a_model_that_cannot_be_opened_says_why(small: Path, tmp_path: Path) -> None:
-    routes = bench_jobs.routes(tmp_path, routing.moe_shape(small), None)
+def test_a_model_that_cannot_be_opened_says_why(small: Path) -> None:
     with pytest.raises(runner.ArmError, match="expert pools of 1000 bytes are too small"):
-        bench_jobs.measure(small, routes, **_ours(small, pools=1000))
+        bench_jobs.measure(small, **_ours(small, pools=1000))
 
 
 @pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "olmoe", "phimoe", "llama", "deepseek2"])
-def test_a_replay_gives_the_same_logits_in_stock_and_in_ours(arch: str, tmp_path: Path) -> None:
+def test_all_arms_compute_the_same_tokens(arch: str) -> None:
     model = models.random_model(arch)
-    shape = routing.moe_shape(model)
-    routes = bench_jobs.routes(tmp_path, shape, _trace(tmp_path, 24, 3, 8, 2))
-    (tmp_path / "own").mkdir()
-    own_routes = bench_jobs.routes(tmp_path / "own", shape, None)
-    stock = bench_jobs.measure(model, routes, **STOCK)
-    ours = bench_jobs.measure(model, routes, **_ours(model))
+    stock, ours = bench_jobs.measure(model, **STOCK), bench_jobs.measure(model, **_ours(model))
     assert ours.logits_crc == stock.logits_crc
-    assert ours.counters["selections_high"] == 5 * ours.info["n_layers"] * shape.n_used
-    assert bench_jobs.measure(model, own_routes, **STOCK).logits_crc != stock.logits_crc
+    n_used = routing.moe_shape(model).n_used
+    assert ours.counters["selections_high"] == 5 * ours.info["n_layers"] * n_used
 
 
-def test_a_replay_of_another_shape_is_an_error(small: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "r.npz", sweep=np.zeros((1, 2, 4), np.int32), experts=np.zeros((1, 2, 3), np.int32),
-             weights=np.ones((1, 2, 3), np.float32))  # fmt: skip
-    with pytest.raises(runner.ArmError, match="another shape than the model"):
-        runner.start(worker.Job(str(small), None, str(tmp_path / "r.npz"), prompts=(1,)))
-
-
-def test_no_row_of_a_trace_is_replayed_twice(small: Path, tmp_path: Path) -> None:
-    routes = bench_jobs.routes(tmp_path, routing.moe_shape(small), _trace(tmp_path, 23, 2, 16, 3))
-    what = worker.Job(str(small), None, str(routes), prompts=PROMPTS, n_warm_up=3, n_tokens=5)
-    with pytest.raises(runner.ArmError, match="there are more tokens than the trace has rows"):
-        runner.start(what)
-
-
-@pytest.mark.parametrize("n_rows", [33, 64, 129, 500])
-def test_the_default_windows_fit_the_trace(n_rows: int, tmp_path: Path) -> None:
-    windows = runner.trace_windows(_trace(tmp_path, n_rows, 2, 8, 2), {})
-    n_before = sum(windows["prompts"]) + windows["n_warm_up"]
-    assert windows["n_tokens"] == min(96, n_rows - n_before) > 0
-
-
-def test_tokens_without_all_layers_do_not_count(tmp_path: Path) -> None:
-    """A prompt's last layer computes its last token alone."""
-    trace = _trace(tmp_path, 40, 3, 8, 2)
-    rows = trace.read_text().splitlines(keepends=True)
-    trace.write_text("".join(row for row in rows if not row.startswith(("0,0,0,2,", "0,0,1,2,"))))
-    assert routing.n_complete(read_trace(trace)) == 38
-    with pytest.raises(ConfigError, match=r"has 38 tokens, .* need 40, since no token is replayed twice"):
-        runner.trace_windows(trace, {"prompts": (4, 12), "n_warm_up": 4, "n_tokens": 20})
+def test_the_pools_are_full_before_the_first_token(tmp_path: Path) -> None:
+    """In both tiers, from the disk; the model itself gets no calibration."""
+    model = files.write_model(tmp_path, "small", SMALL, "q8_0")
+    low = files.write_low_tier(model, SMALL, "q4_0")
+    config = runner.BenchConfig(model, (BY_NAME["ours-eq2"],), low=low, t1=0.3, t2=1.0)
+    before = sorted(tmp_path.iterdir())
+    filled = runner.with_uses(config, config.arms[0], tmp_path / "all")
+    for own in (config, filled):
+        found = runner.start(replace(runner.job(own, config.arms[0], None), prompts=(4,), n_tokens=4))
+        assert (found["hit_rate"] == 1) == own.fills == (found["counters"]["bytes_read"] == 0)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "all-low"])
 
 
 #
@@ -141,13 +87,9 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
     )  # fmt: skip
     model = files.write_model(tmp_path, name, small, "q4_0")
     low_tier = {"sidecar": files.write_low_tier(model, small, "q2_k").name, "t1": 0.0, "t2": 1.0}
-    routes = bench_jobs.routes(tmp_path, routing.moe_shape(model), None)
-    stock = bench_jobs.measure(model, routes, **STOCK)
-    resident = bench_jobs.measure(model, routes, **_ours(model), fits=True)
-    assert resident.hit_rate == 1
-    assert resident.counters["bytes_read"] == 0
+    stock, resident = bench_jobs.measure(model, **STOCK), bench_jobs.measure(model, **_ours(model))
     assert resident.logits_crc == stock.logits_crc
-    mixed = bench_jobs.measure(model, routes, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
+    mixed = bench_jobs.measure(model, **_ours(model, pools=model.stat().st_size // 4, **low_tier))
     assert stock.n_decoded == mixed.n_decoded == 5
     assert mixed.counters["selections_low"] > 0
 
@@ -281,28 +223,27 @@ def test_arms_take_turns_within_a_repetition(small: Path) -> None:
     assert names == [(repetition, *turn) for repetition in range(2) for turn in once]
 
 
-def test_stock_is_repacked_in_memory_and_mapped_under_a_limit(small: Path, tmp_path: Path) -> None:
+def test_stock_is_repacked_in_memory_and_mapped_under_a_limit(small: Path) -> None:
     config = runner.BenchConfig(small, (), stock=models.STOCK_DIR)
-    for limit, expected in ((None, (False, True, True)), (1 << 30, (True, False, False))):
-        job = runner.job(config, BY_NAME["stock"], limit, tmp_path / "r.npz")
-        assert (job.mmap, job.repack, job.fits) == expected
-    assert runner.job(config, BY_NAME["ours"], 1 << 30, tmp_path / "r.npz").repack
+    for limit, expected in ((None, (False, True)), (1 << 30, (True, False))):
+        job = runner.job(config, BY_NAME["stock"], limit)
+        assert (job.mmap, job.repack) == expected
+    assert runner.job(config, BY_NAME["ours"], 1 << 30).repack
 
 
 def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
     config = runner.BenchConfig(small, (), low=tmp_path / "low.gguf", t1=0.5, t2=0.8)
-    limited = runner.job(config, BY_NAME["ours-eq2"], 10 << 30, tmp_path / "r.npz")
+    limited = runner.job(config, BY_NAME["ours-eq2"], 10 << 30)
     assert limited.settings == {
         "hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU",
         "hobbit.memory": int(0.99 * (10 << 30)) + 1,
         "hobbit.sidecar": "low.gguf", "hobbit.t1": 0.5, "hobbit.t2": 0.8,
     }  # fmt: skip
-    lossless = runner.job(config, BY_NAME["ours"], 10 << 30, tmp_path / "r.npz")
+    lossless = runner.job(config, BY_NAME["ours"], 10 << 30)
     assert (lossless.settings["hobbit.t1"], lossless.settings["hobbit.t2"]) == (1.0, 1.0)
     assert "hobbit.sidecar" not in lossless.settings
-    free = runner.job(config, BY_NAME["ours-resident"], None, tmp_path / "r.npz")
+    free = runner.job(config, BY_NAME["ours-resident"], None)
     assert free.settings["hobbit.pools"] == 2 * small.stat().st_size
-    assert free.fits
 
 
 #
@@ -325,7 +266,6 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--type", "q9"], "unknown type 'q9'"),
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
         (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
-        (["--arms", "ours", "--trace", "/none.csv"], "the trace /none.csv cannot be read: No such file"),
     ],
 )
 def test_a_wrong_value_is_found_before_a_model_is_made(
@@ -344,27 +284,11 @@ def test_a_limit_that_is_no_number_is_a_wrong_command_line(capsys: pytest.Captur
     assert "nope is no share" in capsys.readouterr().err
 
 
-def test_a_run_that_would_replay_a_token_twice_is_refused_before_a_model_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = ["--shape", "tiny", "--folder", str(tmp_path / "m")]
-    trace = str(_trace(tmp_path, 40, 2, 8, 2))
-    assert compare.main([*model, "--trace", trace, "--arms", "ours", "--prompts", "16", "32"]) != 0
-    message = capsys.readouterr().err
-    assert "t.csv has 40 tokens, and the prompts, the warm-up and decoding need 65" in message
-    assert len(message.splitlines()) == 1
-    assert not (tmp_path / "m").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
         (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
-        (
-            ["--arms", "ours-resident", "--trace", "/none.csv"],
-            "the trace /none.csv cannot be read: No such file",
-        ),
         (["--low", "q4_0"], "are for a --shape"),
     ],
 )
@@ -405,7 +329,7 @@ def test_a_split_model_counts_with_all_its_parts(tmp_path: Path) -> None:
     config = _configured("--model", tmp_path / first.name, "--arms", "ours-resident")
     assert config.files == [tmp_path / part.name for part in parts]
     assert config.model_bytes == sum(part.stat().st_size for part in parts) > parts[0].stat().st_size
-    assert runner.job(config, BY_NAME["ours-resident"], None, tmp_path).model == str(tmp_path / first.name)
+    assert runner.job(config, BY_NAME["ours-resident"], None).model == str(tmp_path / first.name)
 
 
 def test_a_model_without_experts_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -424,7 +348,7 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
         limits = []
     options = {
         "--shape": "tiny", "--layers": 6, "--type": "q8_0", "--low": "q2_k",
-        "--folder": tmp_path / "m", "--trace": _trace(tmp_path, 40, 6, 32, 4), "--reps": 1, "--tokens": 4,
+        "--folder": tmp_path / "m", "--reps": 1, "--tokens": 4,
         "--warm-up": 2, "--seconds": 600, "--stock": models.stock_dir(), "--output": tmp_path / "out",
     }  # fmt: skip
     given = [str(part) for option in options.items() for part in option]
@@ -437,7 +361,6 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     run, results = lines[0], lines[1:]
     assert run["options"]["prompts"] == [4, 12]
-    assert "replayed" in run["routing"]
     arms = BY_NAME.values()
     expected = [arm.name for arm in arms if arm.fits in (None, True)]
     expected += [arm.name for arm in arms if limits and arm.fits in (None, False)]
