@@ -156,11 +156,7 @@ def _convert_piece(
     path, offset = source.place(piece.start)
     data = _read_exactly(sources[path], piece.size, offset)
     if (infinity := _INFINITIES.get(source.type.name)) is not None:
-        bits = data.view(infinity.dtype)
-        if (bits & infinity == infinity).any():
-            is_nan = (bits << 1 > infinity << 1).any()  # without their signs
-            what = "not finite (NaN)" if is_nan else f"infinite in {source.type.name}"
-            raise NotFiniteError(f"tensor {source.name!r} has values that are {what}")
+        _check_finite(source, data.view(infinity.dtype), infinity)
     rows = None
     written = []
     for target in piece.targets:
@@ -173,6 +169,13 @@ def _convert_piece(
         _write_exactly(file, result, offset)
         written.append(Written(target.name, offset, result.nbytes, zlib.crc32(result)))
     return written
+
+
+def _check_finite(source: TensorInfo, bits: np.ndarray, infinity: np.unsignedinteger) -> None:
+    if (bits & infinity == infinity).any():
+        is_nan = (bits << 1 > infinity << 1).any()  # without their signs
+        what = "not finite (NaN)" if is_nan else f"infinite in {source.type.name}"
+        raise NotFiniteError(f"tensor {source.name!r} has values that are {what}")
 
 
 def _quantize(target: PlannedTensor, rows: np.ndarray, imatrix: Imatrix, expert: int) -> np.ndarray:

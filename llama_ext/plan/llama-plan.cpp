@@ -14,6 +14,12 @@
 #include <memory>
 #include <stdexcept>
 
+// repacked weights lie in a buffer type of the CPU that is not a host buffer type
+static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft) {
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+    return ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
 // How often memory_breakdown() counts such a compute buffer: with no_alloc, once for each backend that shares it.
 static size_t llama_hobbit_times_counted(const llama_context & lctx, ggml_backend_buffer_type_t buft) {
     ggml_backend_sched_t sched = lctx.get_sched();
@@ -89,9 +95,7 @@ llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx, const hobbit_mo
     uint64_t            placed = 0; // bytes of weights
     for (const auto & [buft, size] : lctx.memory_breakdown()) {
         placed += size.model;
-        // repacked weights lie in a buffer type of the CPU that is not a host buffer type
-        ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
-        if (ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU)) {
+        if (llama_hobbit_is_host_memory(buft)) {
             sum.weights += size.model;
             sum.context += size.context;
             sum.compute += size.compute / llama_hobbit_times_counted(lctx, buft);

@@ -72,14 +72,8 @@ struct hobbit_value {
     const char * type = "gauge";
 };
 
-// The values now, or when the model was last unloaded; none without an expert cache. REQUIRES: the mutex is held
-static std::vector<hobbit_value> current_values() {
+static std::vector<hobbit_value> hobbit_values(const hobbit_info & info, const std::vector<double> & counters) {
     std::vector<hobbit_value> values;
-    if (!g_cache.cached) {
-        return values;
-    }
-    const hobbit_info & info     = g_cache.info;
-    const auto &        counters = read_counters();
 #define VALUE(type, name, help)                                                                                        \
     values.push_back({ #name, #name + 2 * !std::strncmp(#name, "n_", 2), "", help, info.name });
 #define BY_TIER(type, name, help)                                                                                      \
@@ -115,6 +109,11 @@ static std::vector<hobbit_value> current_values() {
         values.push_back({ c->name, c->metric, c->label ? c->label : "", c->help, value, type });
     }
     return values;
+}
+
+// The values now, or when the model was last unloaded; none without an expert cache. REQUIRES: the mutex is held
+static std::vector<hobbit_value> current_values() {
+    return g_cache.cached ? hobbit_values(g_cache.info, read_counters()) : std::vector<hobbit_value>();
 }
 
 // Rates since the latest answer that is older than half a second, else since the first one. REQUIRES: the mutex is
@@ -163,11 +162,19 @@ static std::string metrics() {
 
 // --- failure
 
-// The sentence on a read that takes long, else "": a disk that answers takes milliseconds.
+// A disk that answers takes milliseconds.
+static constexpr double LONG_READ_S = 3.0;
+
+// The sentence on a read that takes that long, else "".
 static std::string waiting_for_disk() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     const double                seconds = g_cache.model ? hobbit_oldest_read(g_cache.model) : 0.0;
-    return seconds < 3.0 ? "" : string_format("the disk has not answered a read for %.0f s", seconds);
+    return seconds < LONG_READ_S ? "" : string_format("the disk has not answered a read for %.0f s", seconds);
+}
+
+// '/folder/model.gguf' becomes 'model.gguf'.
+static std::string without_folders(const std::string & text) {
+    return std::regex_replace(text, std::regex("'/([^']*/)?"), "'");
 }
 
 static std::atomic<int> g_n_running{ 0 };
@@ -216,7 +223,7 @@ static std::string public_failure() {
     {
         std::lock_guard<std::mutex> lock(g_cache.mutex);
         if (!g_cache.failure.empty()) {
-            return std::regex_replace(g_cache.failure, std::regex("'/([^']*/)?"), "'");
+            return without_folders(g_cache.failure);
         }
     }
     return waiting_for_disk();

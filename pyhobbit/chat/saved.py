@@ -42,11 +42,7 @@ class SavedChat:
         }
         try:
             if path.exists():
-                try:
-                    _read_json(path)
-                except HobbitError as e:
-                    known = "exists and is not a saved conversation; save under another name"
-                    raise HobbitError(f"{path} {known}") from e
+                _refuse_other_file(path)
             write_text(path, json.dumps(values, indent=2) + "\n")
         except _NO_FILE as e:
             raise HobbitError(f"{path} cannot be written: {getattr(e, 'strerror', e)}") from e
@@ -65,6 +61,13 @@ def read_chat(path: Path) -> SavedChat:
     except (KeyError, TypeError, ValueError, OverflowError) as e:
         detail = f"it has no {e}" if isinstance(e, KeyError) else e
         raise HobbitError(f"{path} is a damaged conversation: {detail}; load another file") from e
+
+
+def _refuse_other_file(path: Path) -> None:
+    try:
+        _read_json(path)
+    except HobbitError as e:
+        raise HobbitError(f"{path} exists and is not a saved conversation; save under another name") from e
 
 
 def _read_json(path: Path) -> dict[str, Any]:

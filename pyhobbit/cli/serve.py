@@ -150,7 +150,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("one model, or a folder by --models-dir: give one of them")
     if not without_model or not _names_model(args.passed_on):
         check_model_arguments(args)
-    _check_batch_and_drafts(args.batch, args.passed_on)  # an error comes before a download
+    _check_batch(args.batch, args.passed_on)  # an error comes before a download
+    _check_drafts(args.passed_on)
     if args.drain is not None:
         if args.drain < 0:
             raise ConfigError(f"--drain is {args.drain}; it must be a number of seconds from 0")
@@ -305,10 +306,13 @@ def _of_model(cache: CacheConfig, passed_on: Sequence[str]) -> CacheConfig:
     return replace(cache, memory=left)
 
 
-def _check_batch_and_drafts(n_batch: int | None, passed_on: Sequence[str]) -> None:
+def _check_batch(n_batch: int | None, passed_on: Sequence[str]) -> None:
     EngineConfig(n_batch=n_batch)
     if n_batch is not None and any_given(_BATCH_FLAGS, passed_on):
         raise ConfigError(f"--batch sets {' and '.join(_BATCH_FLAGS)}; give it, or these")
+
+
+def _check_drafts(passed_on: Sequence[str]) -> None:
     for kind in str(value("--spec-type", passed_on, "")).split(","):
         of_model = kind.startswith("draft-") and kind != "draft-mtp"
         if of_model and not any_given(("--model-draft", "--hf-repo-draft"), passed_on):

@@ -175,9 +175,7 @@ def _fastest(
 ) -> Placed | None:
     """The fastest one, as it was kept or is measured now; None where none can be opened."""
     kept = _kept(path, config, plan, arms["cache"])
-    upload_s = 0.0
-    if "alone" in arms:  # to the slowest machine: a changed link is measured anew
-        upload_s = max(lib.hobbit_measure_upload(each.name.encode(), _UPLOAD) for each in plan.devices)
+    upload_s = _upload_s(plan) if "alone" in arms else 0.0
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         known = json.loads(kept.read_text("utf-8"))
         less, more = sorted((upload_s, known.get("upload", upload_s)))
@@ -216,6 +214,11 @@ def _taken(found: Mapping[str, float | None], arms: Mapping[str, Placed], plan: 
     prompts = [1e3 * s for name in (first, second) if (s := found.get(f"{name}_prompt"))]
     text += "; of a prompt {:.1f}, not {:.1f}".format(*prompts) if len(prompts) == 2 else ""
     return replace(arms[first], text=f"{arms[first].name}, {text}")
+
+
+def _upload_s(plan: MemoryPlan) -> float:
+    """Seconds of an upload to the slowest of the plan's machines: a changed link is measured anew."""
+    return max(lib.hobbit_measure_upload(each.name.encode(), _UPLOAD) for each in plan.devices)
 
 
 def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> Path:

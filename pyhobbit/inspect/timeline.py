@@ -39,8 +39,7 @@ def token_parts(path: Path, n_tokens: int) -> dict[str, float]:
     own = [e for e in spans if e["tid"] == single[0]["tid"]]
     parts: dict[str, float] = defaultdict(float)
     for span, inside in _nested(own):
-        i = bisect_right(single, span["ts"], key=lambda each: each["ts"]) - 1
-        if i >= 0 and span["ts"] < _end(single[i]):  # that pass was under way
+        if _begins_within(span, single):
             parts[_OWN.get(span["name"], span["name"])] += span["dur"] - inside
     first, last = single[0]["ts"], _end(single[-1])
     busy = sum(e["dur"] for e in passes if first <= e["ts"] < last)
@@ -50,6 +49,12 @@ def token_parts(path: Path, n_tokens: int) -> dict[str, float]:
 
 def _end(span: Mapping[str, Any]) -> float:
     return float(span["ts"] + span["dur"])
+
+
+def _begins_within(span: Mapping[str, Any], passes: list[dict[str, Any]]) -> bool:
+    """Tells if one of the passes, which are ordered by time, was under way when the span began."""
+    i = bisect_right(passes, span["ts"], key=lambda each: each["ts"]) - 1
+    return i >= 0 and span["ts"] < _end(passes[i])
 
 
 def _nested(spans: Iterable[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:

@@ -63,6 +63,10 @@ static size_t padding_of(ggml_backend_buffer_type_t buft, const expert_matrix & 
 }
 
 // The bytes that a matrix's address is a multiple of: a block, or one load of a type without blocks.
+static size_t unit_of(const expert_matrix & kind, const device_traits & traits) {
+    return ggml_row_size(kind.type, std::max<int64_t>(ggml_blck_size(kind.type), traits.load_width));
+}
+
 // Where types differ, the stride is a multiple of all their units. Kernels that read past a matrix would interpret the
 // next one's bytes as their own type, possibly as NaN, so zeros follow every matrix.
 void slot_layout::lay_out_stacks() {
@@ -77,11 +81,10 @@ void slot_layout::lay_out_stacks() {
 
     const device_traits & traits = traits_of(device_);
     for (const expert_matrix & kind : matrices_) {
-        auto & part         = stacks[kind.part];
-        part.widest         = std::max(part.widest, kind.bytes());
-        const auto n_values = std::max<int64_t>(ggml_blck_size(kind.type), traits.load_width);
-        part.unit           = std::lcm(part.unit, ggml_row_size(kind.type, n_values));
-        part.padding        = std::max(part.padding, padding_of(memory_, kind));
+        auto & part  = stacks[kind.part];
+        part.widest  = std::max(part.widest, kind.bytes());
+        part.unit    = std::lcm(part.unit, unit_of(kind, traits));
+        part.padding = std::max(part.padding, padding_of(memory_, kind));
         part.types.insert(kind.type);
     }
     for (const part_id i : part_set::all()) {

@@ -241,6 +241,10 @@ static bool is_computable(const ggml_tensor * matmul) {
     return rows_are_even(src) && rows_are_even(matmul) && src->type == GGML_TYPE_F32 && matmul->type == GGML_TYPE_F32;
 }
 
+static bool are_all_rows(const ggml_tensor * matmul, const std::vector<served_row> & rows) {
+    return int64_t(rows.size()) == matmul->ne[1] * matmul->ne[2];
+}
+
 bool inner_graph::are_distinct(const ggml_tensor * matmul, const std::vector<served_row> & rows) {
     const auto is_twice = [n = matmul->ne[1]](const served_row & a, const served_row & b) {
         return a.matrix == b.matrix && a.row / n == b.row / n;
@@ -339,7 +343,7 @@ void inner_graph::add_matmul(const ggml_tensor * matmul, const matrices & weight
     GGML_ASSERT(is_computable(matmul));
     const bool is_short   = matmul->ne[2] <= batch_info::max_generated; // few rows are converted for nothing
     const bool leaves_out = is_short && is_host_device(ggml_backend_get_device(backend_)); // patch 0023
-    if ((leaves_out || int64_t(rows.size()) == matmul->ne[1] * matmul->ne[2]) && are_distinct(matmul, rows)) {
+    if ((leaves_out || are_all_rows(matmul, rows)) && are_distinct(matmul, rows)) {
         add_product(matmul, multiply_all(matmul, weights, rows));
         return;
     }

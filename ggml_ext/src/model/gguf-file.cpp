@@ -24,6 +24,10 @@ namespace hobbit {
 static constexpr int      MAX_LINKS    = 40;       // as many as Linux follows
 static constexpr uint64_t MOST_CLAIMED = 16 << 20; // bytes behind the end of a header that is cut; ggml allocates them
 
+static size_t read_next(void * file, void * bytes, uint64_t, size_t n) {
+    return fread(bytes, 1, n, static_cast<FILE *>(file));
+}
+
 // Says why ggml does not take the header.
 static status refusal(const char * path, FILE * file) {
     const bool is_cut  = feof(file);
@@ -62,11 +66,8 @@ status gguf_file::read_header(std::string_view data) {
         return status::error("cannot open '%s': %s", path_.c_str(), open_failure(errno).c_str())
             .because(HOBBIT_HEADER_NOT_READ);
     }
-    size_                = data.data() ? size_ : st.st_size;
-    errno                = 0;
-    const auto read_next = [](void * of, void * to, uint64_t, size_t n) {
-        return fread(to, 1, n, static_cast<FILE *>(of));
-    };
+    size_ = data.data() ? size_ : st.st_size;
+    errno = 0;
     gguf_.reset(gguf_init_from_callback(read_next, file.get(), 0, (data.data() ? data.size() : size_) + MOST_CLAIMED,
                                         { /* .no_alloc = */ true, /* .ctx = */ nullptr }));
     if (!gguf_ && (ferror(file.get()) || errno == ENOMEM)) {

@@ -6,13 +6,17 @@
 
 namespace hobbit {
 
+static bool is_float_rows(const ggml_tensor * t) {
+    return t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float) && t->ne[3] == 1;
+}
+
 //
 // sections that the CPU can compute
 //
 
 // A row for each selection, as the section computes them, or as it is given them, also one for each token.
 static bool has_rows(const ggml_tensor * t, const layer_routing & routing, bool is_computed) {
-    if (t->type != GGML_TYPE_F32 || t->nb[0] != sizeof(float) || t->ne[3] != 1) {
+    if (!is_float_rows(t)) {
         return false;
     }
     const ggml_tensor * root = root_of(t);

@@ -231,6 +231,10 @@ static void softmax(std::vector<float> & x) {
     std::transform(x.begin(), x.end(), x.begin(), [&](float v) { return v / sum; });
 }
 
+static float softplus(float x) {
+    return x > 20.0f ? x : std::log1p(std::exp(x));
+}
+
 static void gate(std::vector<float> & x, hobbit_gating gating) {
     switch (gating) {
         case HOBBIT_GATING_SOFTMAX: softmax(x); break;
@@ -238,8 +242,7 @@ static void gate(std::vector<float> & x, hobbit_gating gating) {
             std::transform(x.begin(), x.end(), x.begin(), [](float v) { return 1.0f / (1.0f + std::exp(-v)); });
             break;
         case HOBBIT_GATING_SQRT_SOFTPLUS:
-            std::transform(x.begin(), x.end(), x.begin(),
-                           [](float v) { return std::sqrt(v > 20.0f ? v : std::log1p(std::exp(v))); });
+            std::transform(x.begin(), x.end(), x.begin(), [](float v) { return std::sqrt(softplus(v)); });
             break;
     }
 }
