@@ -76,7 +76,7 @@ def test_configurations_do_what_their_names_say(reported: Path) -> None:
     rows = {row["configuration"]: row for row in _figure(reported, "systems", "HOBBIT Fig. 16")["rows"]}
     assert rows["demand loading, no cache"]["hits"] == rows["demand loading, all low"]["hits"] == 0
     by_demand = [rows[f"demand loading, {name}"]["MB/token"] for name in ("no cache", "all low")]
-    assert 2.625 / 8.5 < by_demand[1] / by_demand[0] < 0.4  # of one type the bits of q2_k by those of q8_0
+    assert 2.625 / 8.5 < by_demand[1] / by_demand[0] < 0.4  # q2_k by q8_0; some parts have a finer type
     assert rows["all in memory"]["hits"] == 1
     assert rows["all high, our defaults"]["KL divergence"] == 0
     assert rows["HOBBIT, all high"]["high / low / skipped"] == "100% / 0% / 0%"
