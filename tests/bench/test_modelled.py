@@ -216,6 +216,12 @@ def test_a_prompt_brings_what_it_lacks_and_one_precision_moves_no_other(folder: 
     assert line["ttft_s"]["128"] > line["ttft_bytes"]["128"] / 24.5e9
 
 
+def test_predictions_are_as_often_right_where_the_running_layer_is_ranked_too(folder: Path) -> None:
+    found = _run(folder, ("ours-daop",), share=0.25)["ours-daop"]["counters"]
+    assert found["predicted_right"] > 0.7 * found["predicted"] > 0
+    assert min(found["selections_early"], found["selections_replaced"]) > 0
+
+
 def test_it_repeats_itself_to_the_nanosecond(plain: dict[str, dict[str, Any]], folder: Path) -> None:
     arms = ("stock", "ours-gpu", "ours-cooperative")
     again = _run(folder, arms)

@@ -163,17 +163,22 @@ class routing_script {
         }
     }
 
-    // Outputs of the routers of the next layers: high ones for experts that they will choose, or for others.
+    // Outputs of stacked routers, of the running layer or the next: high ones for experts that they will choose, or, of
+    // later layers, for others.
     void predict(ggml_tensor * t) {
+        const ggml_tensor * routers = t->src[0]; // from a row of the stack on, which begins its buffer
+        const auto          base    = static_cast<const char *>(ggml_backend_buffer_get_base(routers->buffer));
+        const auto          row     = int64_t(size_t(static_cast<const char *>(routers->data) - base) / routers->nb[1]);
         for (int64_t i = 0; i < t->ne[1]; i++) {
             for (int64_t e = 0; e < t->ne[0]; e++) {
                 put(t, e, i, 0.0f);
             }
             for (int64_t n = 0; n < t->ne[0] / table_.n_experts; n++) {
+                const int64_t ahead = row / table_.n_experts + n - layer_;
                 for (int64_t k = 0; k < table_.n_used; k++) {
-                    const bool is_right = chance_(random_) < accuracy[n < 4 ? n : 3];
+                    const bool is_right = ahead == 0 || chance_(random_) < accuracy[std::min<int64_t>(ahead, 4) - 1];
                     const auto any      = int64_t(chance_(random_) * double(table_.n_experts));
-                    const auto chosen   = int64_t(at(table_.experts, first_ + i, layer_ + 1 + n, k));
+                    const auto chosen   = int64_t(at(table_.experts, first_ + i, layer_ + ahead, k));
                     put(t, n * table_.n_experts + (is_right ? chosen : any), i, float(2 * table_.n_used - k));
                 }
             }
