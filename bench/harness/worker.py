@@ -149,7 +149,7 @@ class Session:
             self.tokens = loaded.tokenize(job.text) if job.text else []
         self._open()
         self.n_vocab = self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(self.model))
-        self._draw = iter(self.tokens or random_tokens(self.n_vocab))  # the same in all arms
+        self._draw = iter(self.tokens or random_tokens(self.n_vocab))  # all arms have the same
 
     def _load(self, folder: Path) -> Any:
         job, params = self._job, self.llama.llama_model_default_params()

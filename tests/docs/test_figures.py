@@ -62,7 +62,7 @@ def test_a_page_has_the_figures_of_the_lines_that_it_names(page: str, text: str,
 
 def _listed() -> dict[str, str]:
     """[figure of a paper] = where docs/results/figures.md has it."""
-    found = {}
+    found: dict[str, str] = {}
     for line in (DOCS / "results/figures.md").read_text("utf-8").splitlines():
         if match := re.fullmatch(rf"\| (({_NAME})(?:, [^|]*)?) \| [^|]* \| ([^|]*) \|", line):
             names, first, here = match.groups()
