@@ -20,8 +20,12 @@ from bench.harness.files import SHAPES, write_model
 N_LAYERS = 4
 TINY = SHAPES["tiny"].scaled(N_LAYERS)
 OURS = ["ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler"]
-LOSSLESS = ["stock", "demand", *OURS]
-HOBBIT = ["hobbit-cooperative-2", *(f"hobbit-gpu-{n}" for n in range(4))]
+HOBBIT = [
+    f"hobbit-{mode}{precision}"
+    for mode in ("cooperative-2", *(f"gpu-{n}" for n in range(4)))
+    for precision in ("", "-high")
+]
+LOSSLESS = ["stock", "demand", *OURS, *HOBBIT[1::2]]
 STOCK = ["stock", "stock-repacked"]
 ARMS = ["demand", "demand-rank", *STOCK, *OURS, "ours-daop", *HOBBIT, "ours-eq2"]
 
