@@ -58,6 +58,11 @@ CASES: dict[str, Case] = {
     "tiny-split": _tiny_case(models.tiny, functools.partial(models.split, models.tiny)),
     **{arch: _random_case(arch) for arch in random_moe.ARCHS},
     "gpt-oss-mxfp4": _random_case("gpt-oss", "mxfp4"),
+    "q4_k_m": _random_case("qwen3moe", models.Q4_K_M),
+    "q4_k_m-two-tiers": replace(
+        _random_case("qwen3moe", models.Q4_K_M),
+        served=functools.partial(models.random_two_tiers, "qwen3moe", models.Q4_K_M),
+    ),
 }
 REPACKED = ("tiny-q4_0", "tiny-q4_k", "tiny-q2_k", "tiny-sidecar", "qwen3moe", "gpt-oss-mxfp4")
 CASES |= {f"{name}-repacked": replace(CASES[name], repack=True) for name in REPACKED}

@@ -29,6 +29,7 @@ STOCK_TOOLS = Path(os.environ.get("STOCK_TOOLS", STOCK_DIR))  # its programs for
 LIB_DIR = Path(os.environ.get("LIB_DIR", paths.LIB_DIR))  # another llama.cpp's: docs/upgrading.md
 TINY = ROOT / "tests/tiny_moe"
 MIXED = "f16,q8_0,q4_0,q5_0,q4_k"  # five types over three parts: mixed within and between layers
+Q4_K_M = "q4_k,q4_k,q6_k,q4_k,q4_k,q4_k"  # every other layer has a wider part
 TIMEOUT_S = 900
 FOLDER = "PYHOBBIT_TEST_MODELS"  # variable with the folder of a test run: conftest.py makes and removes it
 
@@ -207,6 +208,17 @@ def random_model(arch: str, experts: str = MIXED) -> Path:
     """A small random-weight model; see random_moe.ARCHS."""
     path = folder() / f"{arch}-{experts.replace(',', '-')}.gguf"
     random_moe.write_model(random_moe.declare(arch, experts=experts), path, STOCK_TOOLS)
+    return path
+
+
+@_once
+def random_two_tiers(arch: str, experts: str) -> Path:
+    """random_model() with a low tier of the same bytes."""
+    source = random_model(arch, experts)
+    same = source.with_stem(f"same-{source.stem}")
+    shutil.copyfile(source, same)
+    path = source.with_stem(f"two-tiers-{source.stem}")
+    convert("--low-from", same, source, "-o", path)
     return path
 
 

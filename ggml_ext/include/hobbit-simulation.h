@@ -43,6 +43,7 @@ struct hobbit_simulation {
     double        bits_high; // per weight
     double        bits_low;
 
+    const uint64_t * expert_bytes;    // [n_layers], which slots are sized by; NULL: all are alike
     const uint32_t * n_used_by_layer; // [n_layers], each 1 to n_used; NULL: n_used in all layers
 
     // Uses per token in earlier runs, [n_layers][n_experts], with which the pools are filled and the policy begins.

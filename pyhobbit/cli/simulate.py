@@ -115,6 +115,7 @@ def _base(trace: "Trace", args: argparse.Namespace, earlier: "Trace | None") -> 
         floors=args.floors,
         bits_high=args.bits_high,
         bits_low=args.bits_low,
+        expert_bytes=trace.expert_bytes,
         prior=() if earlier is None else earlier.prior(),
         paths=() if earlier is None else earlier.paths(),
         **vars(cache_config(args, without=("policy", "trace"))),

@@ -43,7 +43,7 @@ NEED_PRIOR = ("static",)
 _MAGIC = "# route_trace v1"
 _COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
 _MODEL = re.compile(r"# model=(.*) arch=\S* n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
-_LAYER = re.compile(r"# layer=(\d+) expert_bytes=\d+\b(?:.* n_expert_used=(\d+))?")
+_LAYER = re.compile(r"# layer=(\d+) expert_bytes=([1-9]\d{0,9})\b(?:.* n_expert_used=(\d+))?")
 _ROW = re.compile(r"(\d{1,9},){6}[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|nan|inf),\d,\d{1,18}")
 
 
@@ -51,6 +51,7 @@ _ROW = re.compile(r"(\d{1,9},){6}[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|nan|inf),\d,\d{1,
 class Trace:
     """A recorded run. routes: array of ROUTE; those of decoded tokens are counted, those of prefill warm the
     cache. n_used_by_layer: experts of a token; n_used: the most of them.  n_decoded: tokens.
+    expert_bytes: of one expert, by layer.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Trace:
     n_experts: int
     n_used: int
     n_used_by_layer: tuple[int, ...]
+    expert_bytes: tuple[int, ...]
     routes: NDArray[Any]
     n_decoded: int
 
@@ -95,8 +97,8 @@ class Simulation(CacheSettings):
     n_used: experts of a token, in the layer with the most; how many others use follows from their routes.
     slots_high, slots_low: experts that the pools hold.  floors: a layer keeps its even share of a pool, as in
     the engine.  low_costs, skip_costs: of the rule price, as Cache.set_costs takes them.
-    bits_high, bits_low: per weight.  prior: uses per token in earlier runs, layer by layer, with which pools
-    and policy begin; (): none.
+    bits_high, bits_low: per weight.  expert_bytes: by layer, for the sizes of slots; (): all alike.
+    prior: uses per token in earlier runs, layer by layer, with which pools and policy begin; (): none.
     paths: with which a predictor begins, by paths.path_table().
     """
 
@@ -110,6 +112,7 @@ class Simulation(CacheSettings):
     skip_costs: tuple[float, ...] = ()
     bits_high: float = 16.0
     bits_low: float = 4.5
+    expert_bytes: tuple[int, ...] = ()
     prior: tuple[float, ...] = ()
     paths: tuple[int, ...] = ()
 
@@ -196,7 +199,7 @@ def simulate(routes: NDArray[Any], simulation: Simulation) -> SimulationResult:
 def _c_simulation(simulation: Simulation, n_used_by_layer: Sequence[int] = ()) -> tuple[Any, dict[str, Any]]:
     """A struct hobbit_simulation, and the arrays that it points to: the caller keeps them."""
     own = {name: value for name, value in vars(simulation).items() if name not in OPTIONS}
-    types = {"paths": "int32_t[]", "n_used_by_layer": "uint32_t[]"}
+    types = {"paths": "int32_t[]", "n_used_by_layer": "uint32_t[]", "expert_bytes": "uint64_t[]"}
     arrays = {
         name: ffi.new(types.get(name, "float[]"), value) if value else ffi.NULL
         for name, value in {**own, "n_used_by_layer": n_used_by_layer}.items()
@@ -243,7 +246,7 @@ def read_trace(path: Path) -> Trace:
     if min(n_layers, n_experts, n_used) < 1:
         _fail(path, "its model has no layers or no experts")
     layers = _layers(path, header, n_layers)
-    n_used_by_layer = tuple(int(match[2] or n_used) for match in layers)
+    n_used_by_layer = tuple(int(match[3] or n_used) for match in layers)
     rows = _read_rows(path, lines, n_header + 1)
     limits = {"phase": 2, "layer": n_layers, "expert": n_experts}
     _check_rows(path, rows, n_header + 2, limits, np.array(n_used_by_layer))
@@ -260,6 +263,7 @@ def read_trace(path: Path) -> Trace:
         n_experts=n_experts,
         n_used=n_used,
         n_used_by_layer=n_used_by_layer,
+        expert_bytes=tuple(int(match[2]) for match in layers),
         routes=routes,
         n_decoded=n_decoded,
     )

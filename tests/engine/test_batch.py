@@ -17,7 +17,7 @@ _MIB = 1 << 20
 
 def test_it_is_the_largest_that_leaves_the_experts_nine_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers count even where the pools' size is given."""
-    path, sizes = random_model("qwen3moe"), EngineConfig.batches[:3]
+    path, sizes = random_model("qwen3moe", "f16"), EngineConfig.batches[:3]
     costs = [each.compute for each in (lay_out(path, _config(n_ctx=2048, n_batch=n)) for n in sizes)]
     chosen = []
     for cost in costs:
@@ -40,12 +40,12 @@ def _config(**settings: Any) -> EngineConfig:
 @pytest.mark.usefixtures("any_share")
 @pytest.mark.parametrize(("n_ctx", "expected"), [(2048, 2048), (1500, 1500), (512, 512), (100, 100)])
 def test_a_plan_chooses_no_more_than_the_context(n_ctx: int, expected: int) -> None:
-    assert lay_out(random_model("qwen3moe"), _config(n_ctx=n_ctx)).n_batch == expected
+    assert lay_out(random_model("qwen3moe", "f16"), _config(n_ctx=n_ctx)).n_batch == expected
 
 
 @pytest.mark.usefixtures("any_share")
 def test_what_is_given_is_taken_and_planned_with() -> None:
-    path = random_model("qwen3moe")
+    path = random_model("qwen3moe", "f16")
     large, small = (lay_out(path, _config(n_ctx=2048, n_batch=n)) for n in (2048, 64))
     chosen = lay_out(path, _config(n_ctx=2048))
     assert (large.n_batch, small.n_batch) == (2048, 64)
@@ -54,19 +54,20 @@ def test_what_is_given_is_taken_and_planned_with() -> None:
 
 
 def test_buffers_of_a_small_model_are_not_worth_it() -> None:
-    assert lay_out(random_model("qwen3moe"), _config(n_ctx=2048)).n_batch == 512
+    assert lay_out(random_model("qwen3moe", "f16"), _config(n_ctx=2048)).n_batch == 512
 
 
 def test_what_fits_needs_no_larger_passes() -> None:
     pools = EngineConfig(cache=CacheConfig(pools=1 << 30), n_ctx=2048, n_threads=1)
-    assert lay_out(random_model("qwen3moe"), pools).n_batch == 512
-    assert lay_out(random_model("qwen3moe"), EngineConfig(n_ctx=2048)).n_batch == 512  # without a cache
+    assert lay_out(random_model("qwen3moe", "f16"), pools).n_batch == 512
+    no_cache = EngineConfig(n_ctx=2048)
+    assert lay_out(random_model("qwen3moe", "f16"), no_cache).n_batch == 512
 
 
 @pytest.mark.usefixtures("any_share")
 def test_a_prompt_is_read_in_one_pass() -> None:
     """Each pass computes every layer once, and reads the experts that its tokens need."""
-    path = random_model("qwen3moe")
+    path = random_model("qwen3moe", "f16")
     layers, read = {}, {}
     for n_batch in (None, 512):
         with Engine(path, _config(n_ctx=2048, n_batch=n_batch)) as engine:
@@ -82,7 +83,7 @@ def test_a_prompt_is_read_in_one_pass() -> None:
 
 @pytest.mark.usefixtures("any_share")
 def test_hobbit_chooses_unless_it_is_told() -> None:
-    path = str(random_model("qwen3moe"))
+    path = str(random_model("qwen3moe", "f16"))
     given = {"n_ctx": 2048, "pools": 2 * _MIB, "verbose": False}
     for keywords, expected in (
         ({}, (2048, 2048)),
@@ -99,4 +100,4 @@ def test_hobbit_chooses_unless_it_is_told() -> None:
 def test_a_pass_that_does_not_fit_is_said_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "available_memory", lambda: 12 * _MIB)
     with pytest.raises(plan.HobbitError, match="does not fit into memory"):
-        lay_out(random_model("qwen3moe"), _config(n_ctx=2048, n_batch=2048))
+        lay_out(random_model("qwen3moe", "f16"), _config(n_ctx=2048, n_batch=2048))

@@ -175,3 +175,24 @@ def test_a_low_tier_of_the_same_type_computes_the_same() -> None:
     assert ours.stats["selections_skipped"] == 0
     for plan, expected in _stock("tiny-q4_0").logits.items():
         assert_same_bits(ours.logits[plan], expected)
+
+
+def test_slots_of_two_sizes_in_both_tiers_change_no_bit() -> None:
+    """Tokens one by one as in stock; prompts, of which each version has some rows, as with pools for all."""
+    settings = {"hobbit.t1": 0.0, "hobbit.t2": 1.0, "hobbit.strict": True}
+    everything = models.routed_expert_bytes(CASES["q4_k_m"].plain())
+    half, whole = (
+        logits.run(
+            models.lib_dir(),
+            CASES["q4_k_m-two-tiers"].served(),
+            plans_of("q4_k_m"),
+            settings | {"hobbit.pools": pools},
+        )
+        for pools in (everything // 2, 3 * everything)
+    )
+    assert half.stats["selections_low"] == 3 * half.stats["selections_high"] > 0
+    assert half.stats["evictions"] > whole.stats["evictions"] == 0
+    for plan, expected in whole.logits.items():
+        assert_same_bits(half.logits[plan], expected)
+    for plan in ("decode", "sequences"):
+        assert_same_bits(half.logits[plan], _stock("q4_k_m").logits[plan])

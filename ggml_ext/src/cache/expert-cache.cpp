@@ -4,6 +4,7 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <map>
 
 namespace hobbit {
 
@@ -11,14 +12,57 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     index_(index), loader_(loader), stats_(stats), place_(place), n_experts_(index.n_experts()) {
     const auto memory = place.memory ? place.memory : ggml_backend_dev_buffer_type(place.device);
     for (const tier_id tier : index.tiers()) {
-        slots_[tier].lay_out(index, tier, place.device, memory, place.pack);
+        std::vector<uint64_t> sizes; // [layer]
+        for (const layer_id layer : index.layers()) {
+            sizes.push_back(slot_layout(index, tier, { layer }, place.device, memory).slot_size());
+        }
+        classes_[tier] = classes_of(sizes, n_experts_, index.n_experts_used());
+        std::map<uint32_t, std::vector<layer_id>> layers; // [class]
+        for (const layer_id layer : index.layers()) {
+            layers[classes_[tier][layer]].push_back(layer);
+        }
+        slots_[tier] = std::vector<slot_memory>(layers.size());
+        for (const auto & [number, own] : layers) {
+            slots_[tier][number].lay_out(index, tier, own, place.device, memory, place.pack);
+        }
         loads_[tier] = { index.n_layers(), n_experts_ };
     }
 }
 
-status expert_cache::allocate(tier_id tier, uint32_t n_slots, uint32_t quota, cache_policy & policy) {
-    HOBBIT_TRY(slots_[tier].allocate(n_slots, place_.spare));
-    sets_[tier].emplace(uint32_t(index_.n_layers()), n_experts_, tier, slots_[tier].n_slots(), quota, policy);
+slot_classes expert_cache::classes(tier_id tier, const std::vector<layer_id> & layers) const {
+    slot_classes classes(slots_[tier].size());
+    for (const layer_id layer : layers) {
+        const layer_shape & shape  = index_.layer(layer);
+        const uint32_t      absent = tier == tier_id::high ? index_.n_absent_high(layer) : 0;
+        const uint32_t      number = classes_[tier][layer];
+        slot_class &        c      = classes[number];
+
+        c.size       = slots_[tier][number].slot_size();
+        c.n_experts += shape.is_run ? shape.n_experts - absent : 0;
+        c.n_layers++;
+    }
+    return classes;
+}
+
+status expert_cache::allocate(tier_id tier, slot_numbers n_slots, const slot_classes & classes, uint32_t n_used,
+                              cache_policy & policy) {
+    for (size_t i = 0; i < n_slots.size(); i++) {
+        HOBBIT_TRY(n_slots[i] > 0 ? slots_[tier][i].allocate(n_slots[i], place_.spare) : status());
+        n_slots[i] = slots_[tier][i].n_slots();
+    }
+    sets_[tier].emplace(classes_[tier], n_experts_, tier, n_slots, classes, n_used, policy);
+    return {};
+}
+
+size_t expert_cache::bytes(tier_id tier, const slot_numbers & n_slots) const {
+    return std::inner_product(n_slots.begin(), n_slots.end(), slots_[tier].begin(), size_t(0), std::plus<>(),
+                              [](uint32_t n, const slot_memory & slots) { return n * slots.slot_size(); });
+}
+
+status expert_cache::fit(tier_id tier, slot_numbers & n_slots) const {
+    for (size_t i = 0; i < n_slots.size(); i++) {
+        HOBBIT_TRY(slots_[tier][i].fit(n_slots[i]));
+    }
     return {};
 }
 
@@ -43,21 +87,23 @@ void expert_cache::forget(const expert_tier & evicted) {
 }
 
 // Other programs may have taken the memory for which the pool was planned: then it stays as large as it is.
-void expert_cache::look_for_memory(tier_id tier) {
-    const uint32_t fresh = sets_[tier]->fresh_slot();
-    if (fresh == resident_set::none || fresh < index_.n_experts_used() || slots_[tier].has_memory(fresh)) {
+void expert_cache::look_for_memory(expert_id id, tier_id tier) {
+    const uint32_t fresh = sets_[tier]->fresh_slot(id.layer);
+    slot_memory &  slots = slots_[tier][classes_[tier][id.layer]];
+    if (fresh == resident_set::none || fresh < index_.n_experts_used() || slots.has_memory(fresh)) {
         return;
     }
-    GGML_LOG_WARN("hobbit: memory is short: the pool of %s precision stays at %u experts\n", tier_name(tier), fresh);
-    sets_[tier]->forget_fresh_slots();
+    GGML_LOG_WARN("hobbit: memory is short: the pool of %s precision stays at %u experts\n", tier_name(tier),
+                  sets_[tier]->n_residents());
+    sets_[tier]->forget_fresh_slots(id.layer);
 }
 
 bool expert_cache::insert(expert_id id, tier_id tier, resident_set::pressure how, bool is_reported) {
-    look_for_memory(tier);
+    look_for_memory(id, tier);
     if (is_resident(id, tier)) {
         return true;
     }
-    const bool  evicts  = !sets_[tier]->has_free_slot();
+    const bool  evicts  = !has_free_slot(id, tier);
     expert_tier evicted = { {}, tier };
     if (!sets_[tier]->insert(id, running_, how, &evicted.id)) {
         return false;
@@ -106,9 +152,9 @@ void expert_cache::submit_from(part_set from_below, expert_id id, tier_id tier, 
         const part_location & at = index_.locate(tier, id.layer, part, id.expert);
         if (from_below.has(part)) {
             loader_.transfer(load(id, tier), part, below->load(id, tier), below->data(id, tier, part), at,
-                             slots_[tier].target(slot(id, tier), id, part), urgency);
+                             memory_of(id, tier).target(slot(id, tier), id, part), urgency);
         } else {
-            loader_.submit(load(id, tier), part, at, slots_[tier].target(slot(id, tier), id, part), urgency);
+            loader_.submit(load(id, tier), part, at, memory_of(id, tier).target(slot(id, tier), id, part), urgency);
         }
     }
 }
@@ -124,7 +170,7 @@ loader::transfers expert_cache::transferred() const {
 
 char * expert_cache::data(expert_id id, tier_id tier, part_id part) const {
     GGML_ASSERT(sets_[tier]->is_pinned(id));
-    return slots_[tier].data(slot(id, tier), id, part);
+    return memory_of(id, tier).data(slot(id, tier), id, part);
 }
 
 void expert_cache::release(expert_id id, tier_id tier) {
@@ -221,13 +267,11 @@ bool expert_cache::upload(expert_id id, tier_id tier, part_set parts) {
 }
 
 void expert_cache::fill(tier_id tier, const std::vector<expert_id> & experts) {
-    const auto             has_room   = [&] { return sets_[tier] && sets_[tier]->has_free_slot(); };
     const bool             is_through = place_.below && !place_.below->is_exclusive(tier);
     std::vector<expert_id> brought;
-    for (size_t i = 0; i < experts.size() && has_room(); i++) {
-        const expert_id id    = experts[i];
-        const part_set  parts = index_.layer(id.layer).parts;
-        if (!index_.has(tier, id) || !insert_ahead(id, tier)) {
+    for (const expert_id id : experts) {
+        const part_set parts = index_.layer(id.layer).parts;
+        if (!sets_[tier] || !has_free_slot(id, tier) || !index_.has(tier, id) || !insert_ahead(id, tier)) {
             continue;
         }
         brought.push_back(id);

@@ -8,10 +8,12 @@
 #include "ggml-backend.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
+#include "plan/memory-budget.h"
 #include "policy/cache-policy.h"
 
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -42,18 +44,23 @@ class expert_cache {
     // All must outlive the cache.
     expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
-    // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
-    size_t slot_size(tier_id tier) const { return slots_[tier].slot_size(); }
-    size_t overhead(tier_id tier) const { return slots_[tier].overhead(); }
+    // The sizes of the tier's slots, with the experts of these layers that are run.
+    slot_classes classes(tier_id tier, const std::vector<layer_id> & layers) const;
+
+    // Bytes of device memory that a pool takes beside its slots.
+    size_t overhead(tier_id tier) const { return sum(tier, &slot_memory::overhead); }
 
     // Allocates the tier's pool, perhaps with fewer slots; see slot_memory. A tier without a pool must not be acquired.
-    // The policy serves all tiers and must outlive the cache. For `quota` see resident_set.
-    status allocate(tier_id tier, uint32_t n_slots, uint32_t quota, cache_policy & policy);
+    // The policy serves all tiers and must outlive the cache. n_slots: [class]. For the others see resident_set.
+    status allocate(tier_id tier, slot_numbers n_slots, const slot_classes & classes, uint32_t n_used,
+                    cache_policy & policy);
 
-    uint32_t n_slots(tier_id tier) const { return slots_[tier].n_slots(); }
+    uint32_t n_slots(tier_id tier) const { return sum(tier, &slot_memory::n_slots); }
+    size_t   bytes(tier_id tier) const { return sum(tier, &slot_memory::bytes); } // bytes of all slots
+    size_t   bytes(tier_id tier, const slot_numbers & n_slots) const;             // bytes of so many
 
-    // Lessens the number to that of the slots that allocate would give the tier's pool.
-    status fit(tier_id tier, uint32_t & n_slots) const { return slots_[tier].fit(n_slots); }
+    // Lessens the numbers to those of the slots that allocate would give the tier's pool.
+    status fit(tier_id tier, slot_numbers & n_slots) const;
 
     //
     // demand
@@ -95,13 +102,13 @@ class expert_cache {
     char * data(expert_id id, tier_id tier, part_id part) const;
 
     ggml_backend_buffer_t buffer(expert_id id, tier_id tier, part_id part) const {
-        return slots_[tier].buffer(slot(id, tier), id, part);
+        return memory_of(id, tier).buffer(slot(id, tier), id, part);
     }
 
-    size_t stride(expert_id id, tier_id tier, part_id part) const { return slots_[tier].stride(id.layer, part); }
+    size_t stride(expert_id id, tier_id tier, part_id part) const { return memory_of(id, tier).stride(id.layer, part); }
 
-    uint32_t number(expert_id id, tier_id tier) const { return slots_[tier].number(slot(id, tier)); }
-    uint32_t n_numbers(tier_id tier) const { return slots_[tier].n_numbers(); }
+    uint32_t number(expert_id id, tier_id tier) const { return memory_of(id, tier).number(slot(id, tier)); }
+    uint32_t n_numbers(expert_id id, tier_id tier) const { return memory_of(id, tier).n_numbers(); }
 
     //
     // ahead of demand
@@ -131,7 +138,7 @@ class expert_cache {
     void end_prefetch(layer_id layer);
 
     // REQUIRES: the tier has a pool
-    bool has_free_slot(tier_id tier) const { return sets_[tier]->has_free_slot(); }
+    bool has_free_slot(expert_id id, tier_id tier) const { return sets_[tier]->has_free_slot(id.layer); }
 
     // The listener hears of each expert that a demand or upload() evicts for another one. An empty function removes it.
     using replacement_listener = std::function<void(const expert_tier & newcomer, const expert_tier & victim)>;
@@ -167,8 +174,16 @@ class expert_cache {
     bool     is_resident(expert_id id, tier_id tier) const { return sets_[tier] && sets_[tier]->contains(id); }
     uint32_t slot(expert_id id, tier_id tier) const { return sets_[tier]->slot(id); }
 
+    template <typename Number>
+    Number sum(tier_id tier, Number (slot_memory::*of)() const) const {
+        return std::accumulate(slots_[tier].begin(), slots_[tier].end(), Number(0),
+                               [of](Number sum, const slot_memory & slots) { return sum + (slots.*of)(); });
+    }
+
+    const slot_memory & memory_of(expert_id id, tier_id tier) const { return slots_[tier][classes_[tier][id.layer]]; }
+
     bool     insert(expert_id id, tier_id tier, resident_set::pressure how, bool is_reported = true);
-    void     look_for_memory(tier_id tier);
+    void     look_for_memory(expert_id id, tier_id tier);
     void     forget(const expert_tier & evicted);
     part_set submit_below(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
     void     submit_from(part_set from_below, expert_id id, tier_id tier, part_set parts, load_urgency urgency);
@@ -189,7 +204,8 @@ class expert_cache {
     layer_id       running_; // the layer of the last demand
     per_tier<bool> is_exclusive_ = {};
 
-    per_tier<slot_memory>                 slots_;
+    per_tier<std::vector<uint32_t>>       classes_;        // [layer]
+    per_tier<std::vector<slot_memory>>    slots_;          // [class]
     per_tier<std::optional<resident_set>> sets_;           // empty: the tier has no pool
     per_tier<expert_table<load_state>>    loads_;          // tables of fixed size
     std::vector<expert_tier>              prefetched_;     // pinned once each, until loaded or cancelled

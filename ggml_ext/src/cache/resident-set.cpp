@@ -4,24 +4,30 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace hobbit {
 
-resident_set::resident_set(uint32_t n_layers, uint32_t n_experts, tier_id tier, uint32_t n_slots, uint32_t quota,
+resident_set::resident_set(std::vector<uint32_t> numbers, uint32_t n_experts, tier_id tier,
+                           const slot_numbers & n_slots, const slot_classes & classes, uint32_t n_used,
                            cache_policy & policy) :
-    n_slots_(n_slots),
-    quota_(policy.has_quotas() ? quota : 0),
+    classes_(std::move(numbers)),
     policy_(policy.make_pool(tier)),
-    entries_(n_layers, n_experts),
-    held_(n_layers, 0) {
-    for (uint32_t slot = n_slots; slot > 0; slot--) {
-        free_.push_back(slot - 1);
+    entries_(classes_.size(), n_experts),
+    n_begun_(n_slots.size(), 0),
+    held_(classes_.size(), 0) {
+    for (const uint32_t n : n_slots) {
+        quotas_.push_back(policy.has_quotas() ? even_quota(n, classes[quotas_.size()].n_layers, n_used) : 0);
+        free_.emplace_back(n);
+        std::iota(free_.back().rbegin(), free_.back().rend(), 0);
     }
 }
 
 bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_id * evicted) {
     GGML_ASSERT(!contains(id));
-    if (free_.empty()) {
+    slot_numbers & free = free_[classes_[id.layer]];
+    if (free.empty()) {
         expert_id victim;
         if (!pick_victim(id.layer, running, how, victim) || (how == pressure::polite && !policy_->admits(id, victim))) {
             return false;
@@ -29,13 +35,13 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
         erase(victim);
         *evicted = victim;
     }
-    entry & e  = entries_[id];
-    e          = {};
-    e.slot     = free_.back();
-    e.position = n_residents();
-    e.touched  = ++clock_;
-    n_begun_   = std::max(n_begun_, e.slot + 1);
-    free_.pop_back();
+    entry & e                    = entries_[id];
+    e                            = {};
+    e.slot                       = free.back();
+    e.position                   = n_residents();
+    e.touched                    = ++clock_;
+    n_begun_[classes_[id.layer]] = std::max(n_begun_[classes_[id.layer]], e.slot + 1);
+    free.pop_back();
     residents_.push_back(id);
     held_[id.layer]++;
     policy_->on_insert(id);
@@ -47,7 +53,7 @@ static constexpr uint32_t PROTECTED = 8;
 
 // When the expert may be evicted for one of `layer`: a lower number earlier.
 uint32_t resident_set::order_of(expert_id id, const entry & e, layer_id layer) const {
-    const bool keeps_quota = id.layer != layer && held_[id.layer] <= quota_;
+    const bool keeps_quota = id.layer != layer && held_[id.layer] <= quotas_[classes_[layer]];
     return (e.is_protected ? PROTECTED : 0) + (e.is_duplicate ? DUPLICATE : 1 + keeps_quota);
 }
 
@@ -56,7 +62,7 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
     uint32_t first = UINT32_MAX;
     for (const expert_id & id : residents_) {
         const entry & e = entries_[id];
-        if (e.pins > 0 || (e.is_protected && how == pressure::polite)) {
+        if (classes_[id.layer] != classes_[layer] || e.pins > 0 || (e.is_protected && how == pressure::polite)) {
             continue;
         }
         const uint32_t order = order_of(id, e, layer);
@@ -76,10 +82,10 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
     return true;
 }
 
-void resident_set::forget_fresh_slots() {
-    free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t slot) { return slot >= n_begun_; }),
-                free_.end());
-    n_slots_ = n_begun_;
+void resident_set::forget_fresh_slots(layer_id layer) {
+    slot_numbers & free     = free_[classes_[layer]];
+    const auto     is_fresh = [&](uint32_t slot) { return slot >= n_begun_[classes_[layer]]; };
+    free.erase(std::remove_if(free.begin(), free.end(), is_fresh), free.end());
 }
 
 void resident_set::erase(expert_id id) {
@@ -88,7 +94,7 @@ void resident_set::erase(expert_id id) {
     residents_[e.position]  = last;
     entries_[last].position = e.position;
     residents_.pop_back();
-    free_.push_back(e.slot);
+    free_[classes_[id.layer]].push_back(e.slot);
     held_[id.layer]--;
     e = {};
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "plan/memory-budget.h"
 #include "policy/cache-policy.h"
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace hobbit {
 
-// The experts that hold the slots of one tier's pool, without memory and files: engine and simulator share the class.
+// The experts that hold the slots of one tier, without memory and files: engine and simulator share the class. Each
+// class of layers has slots of its own, numbered from 0.
 //
 // A resident expert may be
 //   pinned     any number of times: it is never evicted;
@@ -23,22 +25,24 @@ namespace hobbit {
 // Thread-safety: none.
 class resident_set {
   public:
-    // The policy must outlive the set.
-    resident_set(uint32_t n_layers, uint32_t n_experts, tier_id tier, uint32_t n_slots, uint32_t quota,
-                 cache_policy & policy);
+    // numbers: [layer] of its class. n_slots: [class]. n_used: a token's, for quotas. The policy must outlive the set.
+    resident_set(std::vector<uint32_t> numbers, uint32_t n_experts, tier_id tier, const slot_numbers & n_slots,
+                 const slot_classes & classes, uint32_t n_used, cache_policy & policy);
 
     static constexpr uint32_t none = UINT32_MAX;
 
-    uint32_t n_slots() const { return n_slots_; }
     uint32_t n_residents() const { return uint32_t(residents_.size()); }
 
-    bool has_free_slot() const { return !free_.empty(); }
+    bool has_free_slot(layer_id layer) const { return !free_[classes_[layer]].empty(); }
 
-    // The slot that the next insert takes, if no expert has had it yet; otherwise none.
-    uint32_t fresh_slot() const { return free_.empty() || free_.back() < n_begun_ ? none : free_.back(); }
+    // The slot that the layer's next insert takes, if no expert has had it yet; otherwise none.
+    uint32_t fresh_slot(layer_id layer) const {
+        const auto & free = free_[classes_[layer]];
+        return free.empty() || free.back() < n_begun_[classes_[layer]] ? none : free.back();
+    }
 
-    // From now on the set has the slots alone that some expert has had.
-    void forget_fresh_slots();
+    // From now on the layer's class has the slots alone that some expert has had.
+    void forget_fresh_slots(layer_id layer);
 
     bool     contains(expert_id id) const { return entries_[id].slot != none; }
     uint32_t slot(expert_id id) const { return entries_[id].slot; }
@@ -83,17 +87,17 @@ class resident_set {
     uint32_t order_of(expert_id id, const entry & e, layer_id layer) const;
     bool     pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
 
-    uint32_t                     n_slots_;
-    const uint32_t               quota_;
+    const std::vector<uint32_t>  classes_; // [layer]
+    std::vector<uint32_t>        quotas_;  // [class]
     std::unique_ptr<pool_policy> policy_;
 
-    expert_table<entry>    entries_;
-    std::vector<expert_id> residents_;
-    std::vector<uint32_t>  free_;        // slots
-    uint32_t               n_begun_ = 0; // slots that an expert has had
-    std::vector<uint32_t>  held_;        // [layer]
-    uint64_t               clock_ = 0;   // counts touches
-    std::vector<candidate> candidates_;  // candidates of the last eviction
+    expert_table<entry>       entries_;
+    std::vector<expert_id>    residents_;
+    std::vector<slot_numbers> free_;       // [class] slots
+    std::vector<uint32_t>     n_begun_;    // [class] slots that an expert has had
+    std::vector<uint32_t>     held_;       // [layer]
+    uint64_t                  clock_ = 0;  // counts touches
+    std::vector<candidate>    candidates_; // candidates of the last eviction
 };
 
 // The largest quota, at most the `n_used` experts of one token, that all other layers can keep while one layer holds

@@ -17,13 +17,13 @@
 
 namespace hobbit {
 
-slot_layout::slot_layout(const expert_index & index, tier_id tier, ggml_backend_dev_t device,
-                         ggml_backend_buffer_type_t memory) :
+slot_layout::slot_layout(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
+                         ggml_backend_dev_t device, ggml_backend_buffer_type_t memory) :
     tier_(tier), device_(device), memory_(memory), in_host_(is_host_device(device)), places_(index.n_layers()) {
     if (in_host_) {
-        lay_out_slots(index);
+        lay_out_slots(index, layers);
     } else {
-        matrices_ = distinct_matrices(index, tier);
+        matrices_ = distinct_matrices(index, tier, layers);
         lay_out_stacks();
     }
 }
@@ -34,15 +34,16 @@ slot_layout::slot_layout(const expert_index & index, tier_id tier, ggml_backend_
 
 // Types differ between layers and parts, and experts begin at any offset in their file: a part's place in the slot has
 // room for the widest aligned span of its layer, and a slot for the widest layer.
-void slot_layout::lay_out_slots(const expert_index & index) {
+void slot_layout::lay_out_slots(const expert_index & index, const std::vector<layer_id> & layers) {
     std::vector<per_part<size_t>> spans(index.n_layers(), per_part<size_t>{});
-    index.each_matrix(tier_, [&](expert_id id, part_id part, const part_location & at) {
+    const auto                    measure = [&](expert_id id, part_id part, const part_location & at) {
         spans[id.layer][part] = std::max(spans[id.layer][part], aligned_span(at));
-    });
-    for (const auto & span : spans) {
-        slot_size_ = std::max(slot_size_, std::accumulate(span.begin(), span.end(), size_t(0)));
+    };
+    for (const layer_id layer : layers) {
+        index.each_matrix(tier_, measure, layer, layer);
+        slot_size_ = std::max(slot_size_, std::accumulate(spans[layer].begin(), spans[layer].end(), size_t(0)));
     }
-    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
+    for (const layer_id layer : layers) {
         size_t end = 0;
         for (const part_id part : part_set::all()) {
             places_[layer][part]  = { end, slot_size_, 0 };
@@ -181,13 +182,13 @@ status slot_layout::plan_banks(uint32_t n_slots, bank_plan & plan) {
 // layout
 //
 
-void slot_memory::lay_out(const expert_index & index, tier_id tier, ggml_backend_dev_t device,
-                          ggml_backend_buffer_type_t memory, bool pack) {
+void slot_memory::lay_out(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
+                          ggml_backend_dev_t device, ggml_backend_buffer_type_t memory, bool pack) {
     index_  = &index;
     tier_   = tier;
     device_ = device;
     pack_   = pack;
-    layout_ = slot_layout(index, tier, device, memory);
+    layout_ = slot_layout(index, tier, layers, device, memory);
 }
 
 // All packed parts have the same layout: the first one that the device has for any part.

@@ -14,9 +14,9 @@
 
 namespace hobbit {
 
-// How the experts of one tier lie in the memory of a pool. In host memory slots are contiguous, and the file's bytes
-// are read in place. In a device's memory the matrices of a part are contiguous, as in llama.cpp's own tensors, so that
-// one operation multiplies by all of them.
+// How one tier's experts of some layers lie in the memory of a pool. In host memory slots are contiguous, and the
+// file's bytes are read in place. In a device's memory the matrices of a part are contiguous, as in llama.cpp's own
+// tensors, so that one operation multiplies by all of them.
 //
 // Thread-safety: none; constant once the banks are planned.
 class slot_layout {
@@ -38,7 +38,8 @@ class slot_layout {
     slot_layout() = default; // holds no tier
 
     // `memory` is what the device computes in.
-    slot_layout(const expert_index & index, tier_id tier, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
+    slot_layout(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
+                ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
 
     bool                       in_host() const { return in_host_; }
     ggml_backend_buffer_type_t memory() const { return memory_; }
@@ -54,7 +55,7 @@ class slot_layout {
     status plan_banks(uint32_t n_slots, bank_plan & plan);
 
   private:
-    void   lay_out_slots(const expert_index & index);
+    void   lay_out_slots(const expert_index & index, const std::vector<layer_id> & layers);
     void   lay_out_stacks();
     size_t place_stacks(uint32_t n_slots);
     status fit_bank(uint32_t & slots_per_bank);
@@ -71,21 +72,23 @@ class slot_layout {
     per_part<size_t>                  padding_ = {}; // bytes behind the last matrix of a part
 };
 
-// The memory of one tier's slots, and where each matrix of an expert lies in its slot. It consists of banks with equal
-// numbers of slots; a bank is one buffer of the device. Pages in host memory are taken in the background. Does not know
-// which expert has which slot.
+// The memory of slots for one tier's experts of some layers, and where each matrix lies in a slot. It consists of banks
+// with equal numbers of slots; a bank is one buffer of the device. Pages in host memory are taken in the background.
+// Does not know which expert has which slot.
 //
 // Thread-safety: none, but the memory of different slots may be used at the same time.
 class slot_memory {
   public:
-    // Plans slots for the tier's experts. The device computes in `memory`. With `pack` weights are kept in the CPU's
-    // own layouts, if it has any. The index must outlive the object. REQUIRES: once, before all other calls
-    void lay_out(const expert_index & index, tier_id tier, ggml_backend_dev_t device, ggml_backend_buffer_type_t memory,
-                 bool pack);
+    // Plans slots for the tier's experts of the layers. The device computes in `memory`. With `pack` weights are kept
+    // in the CPU's own layouts, if it has any. The index must outlive the object.
+    // REQUIRES: once, before all other calls
+    void lay_out(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
+                 ggml_backend_dev_t device, ggml_backend_buffer_type_t memory, bool pack);
 
     // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
     size_t slot_size() const { return layout_.slot_size(); }
     size_t overhead() const { return layout_.overhead(); }
+    size_t bytes() const { return n_slots() * slot_size(); } // bytes of all slots
 
     // Lessens the number to that of the slots that allocate() would have.
     status fit(uint32_t & n_slots) const;

@@ -38,11 +38,10 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
 pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers) {
     pool_demand d;
     for (const tier_id tier : index.tiers()) {
-        d.slot_size[tier] = cache.slot_size(tier);
+        d.classes[tier] = cache.classes(tier, layers);
     }
     for (const layer_id layer : layers) {
-        d.n_experts += index.layer(layer).is_run ? index.layer(layer).n_experts : 0;
-        d.n_absent  += index.layer(layer).is_run ? index.n_absent_high(layer) : 0;
+        d.n_absent += index.layer(layer).is_run ? index.n_absent_high(layer) : 0;
     }
     d.n_used = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
     return d;
@@ -85,15 +84,12 @@ status allocate_pools(const expert_index & index, expert_cache & cache, const st
                       const pool_slots & slots, cache_policy & policy, const char * where) {
     const pool_demand wanted = demand_of(index, cache, layers);
     for (const tier_id tier : index.tiers()) {
-        if (slots[tier] == 0) {
+        if (count_of(slots[tier]) == 0) {
             continue;
         }
-        const uint32_t quota = even_quota(slots[tier], uint32_t(layers.size()), wanted.n_used);
-        HOBBIT_TRY(cache.allocate(tier, slots[tier], quota, policy));
-        const uint32_t n_slots = cache.n_slots(tier);
-        const uint32_t n_all   = wanted.n_experts - (tier == tier_id::high ? wanted.n_absent : 0);
-        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s on %s\n", tier_name(tier), n_slots, n_all,
-                      format_size(double(n_slots) * double(wanted.slot_size[tier])).c_str(), where);
+        HOBBIT_TRY(cache.allocate(tier, slots[tier], wanted.classes[tier], wanted.n_used, policy));
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s on %s\n", tier_name(tier), cache.n_slots(tier),
+                      count_of(wanted.all(tier)), format_size(double(cache.bytes(tier))).c_str(), where);
     }
     return {};
 }
@@ -132,10 +128,10 @@ hobbit_device_info device_engine::info(const pool_slots & slots) const {
     hobbit_device_info i = {};
     i.name               = ggml_backend_dev_name(device_);
     i.n_layers           = n_layers();
-    i.pool_slots_high    = slots[tier_id::high];
-    i.pool_slots_low     = slots[tier_id::low];
-    i.pool_bytes_high    = i.pool_slots_high * cache_.slot_size(tier_id::high);
-    i.pool_bytes_low     = i.pool_slots_low * cache_.slot_size(tier_id::low);
+    i.pool_slots_high    = count_of(slots[tier_id::high]);
+    i.pool_slots_low     = count_of(slots[tier_id::low]);
+    i.pool_bytes_high    = cache_.bytes(tier_id::high, slots[tier_id::high]);
+    i.pool_bytes_low     = cache_.bytes(tier_id::low, slots[tier_id::low]);
     i.bytes_transferred  = cache_.transferred().bytes;
     return i;
 }

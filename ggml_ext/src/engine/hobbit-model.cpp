@@ -429,10 +429,10 @@ hobbit_info hobbit_model::info() const {
         i.pool_bytes_low              += here.pool_bytes_low;
     }
     if (host_) {
-        i.host_slots_high = slots_.host[tier_id::high];
-        i.host_slots_low  = slots_.host[tier_id::low];
-        i.host_bytes_high = i.host_slots_high * host_->slot_size(tier_id::high);
-        i.host_bytes_low  = i.host_slots_low * host_->slot_size(tier_id::low);
+        i.host_slots_high = count_of(slots_.host[tier_id::high]);
+        i.host_slots_low  = count_of(slots_.host[tier_id::low]);
+        i.host_bytes_high = host_->bytes(tier_id::high, slots_.host[tier_id::high]);
+        i.host_bytes_low  = host_->bytes(tier_id::low, slots_.host[tier_id::low]);
     }
     return i;
 }

@@ -6,7 +6,6 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
-#include <numeric>
 
 using namespace hobbit;
 
@@ -25,18 +24,12 @@ other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
              has_display() };
 }
 
-static std::vector<layer_id> all_layers(const expert_index & index) {
-    std::vector<layer_id> all(index.n_layers());
-    std::iota(all.begin(), all.end(), 0);
-    return all;
-}
-
 // Rows of one batch, and copies of routers, in host memory: the pools' own, or those of the CPU's share.
 uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
     if (!host_) {
         return engines_.front()->rows(n_batch);
     }
-    const uint64_t n_used     = demand_of(index_, *host_, all_layers(index_)).n_used;
+    const uint64_t n_used     = demand_of(index_, *host_, index_.layers()).n_used;
     const uint32_t n_together = std::max(n_batch, uint32_t(inner_graph::enough_rows));
     uint64_t       bytes      = 0;
     for (const auto & engine : engines_) {
@@ -48,7 +41,7 @@ uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
 // Divides the limits on memory between the pools of all devices and of the cache in host memory behind them.
 status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const {
     HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
-    const pool_demand         behind = host_ ? demand_of(index_, *host_, all_layers(index_)) : pool_demand();
+    const pool_demand         behind = host_ ? demand_of(index_, *host_, index_.layers()) : pool_demand();
     other_memory              other  = memory_beside(model_bytes);
     std::vector<device_share> devices;
     for (const auto & engine : engines_) {
@@ -67,7 +60,7 @@ status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_sl
         }
         slots.devices.push_back(here.n_slots);
     }
-    return !host_ || slots.host[tier_id::high] > 0 || settings_.mode() != compute_mode::cooperative
+    return !host_ || count_of(slots.host[tier_id::high]) > 0 || settings_.mode() != compute_mode::cooperative
                ? status()
                : status::error("hobbit.mode=cooperative computes experts in host memory, which has no room for "
                                "them: give a larger --memory");
@@ -104,8 +97,8 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
         const pool_demand        d     = engines_[i]->demand();
         const hobbit_device_info here  = engines_[i]->info(slots.devices[i]);
         plan.pool_bytes               += here.pool_bytes_high + here.pool_bytes_low;
-        plan.holds_all =
-            plan.holds_all && here.pool_slots_high >= d.n_experts - d.n_absent && here.pool_slots_low >= d.n_absent;
+        plan.holds_all                 = plan.holds_all && here.pool_slots_high >= count_of(d.all(tier_id::high)) &&
+                         here.pool_slots_low >= d.n_absent;
     }
     return keep_slots(std::move(slots));
 }
@@ -117,7 +110,7 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
 status hobbit_model::allocate_host(const pool_slots & slots) {
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
-    HOBBIT_TRY(allocate_pools(index_, *host_, all_layers(index_), slots, *policy_, where));
+    HOBBIT_TRY(allocate_pools(index_, *host_, index_.layers(), slots, *policy_, where));
     for (const tier_id tier : index_.tiers()) {
         uint32_t n_above = 0;
         for (const auto & engine : engines_) {
@@ -140,7 +133,7 @@ status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
     model_slots slots;
     HOBBIT_TRY(plan_slots(model_bytes, n_batch, slots));
     HOBBIT_TRY(keep_slots(slots));
-    const bool shares = slots.host[tier_id::high] > 0 && settings_.mode() != compute_mode::gpu;
+    const bool shares = count_of(slots.host[tier_id::high]) > 0 && settings_.mode() != compute_mode::gpu;
     if (shares) {
         kinds_.emplace(index_);
     }

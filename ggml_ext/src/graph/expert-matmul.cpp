@@ -55,7 +55,7 @@ matrices stack_of(const expert_index & index, const expert_cache & cache, expert
     char *               first  = cache.data(id, tier, part) - cache.number(id, tier) * stride;
     const ggml_type      type   = index.locate(tier, id.layer, part, id.expert).type;
     return {
-        type, shape.n_in, shape.n_out, first, stride, int32_t(cache.n_numbers(tier)), cache.buffer(id, tier, part)
+        type, shape.n_in, shape.n_out, first, stride, int32_t(cache.n_numbers(id, tier)), cache.buffer(id, tier, part)
     };
 }
 
@@ -109,7 +109,7 @@ static status add_rows(const ggml_tensor * matmul, const matrices & weights, con
 
 // The operations of a large pool may need more, which fits into the hundredth of the budget that is left free.
 size_t expert_matmuls::max_work_size(tier_id tier) const {
-    return std::max(inner_graph::max_work_size, cache_.n_slots(tier) * cache_.slot_size(tier) / 256);
+    return std::max(inner_graph::max_work_size, cache_.bytes(tier) / 256);
 }
 
 status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {

@@ -389,6 +389,12 @@ void expert_index::set_run_blocks(uint32_t n_blocks) {
     }
 }
 
+std::vector<layer_id> expert_index::layers() const {
+    std::vector<layer_id> all(n_layers());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+}
+
 std::vector<uint32_t> expert_index::experts_by_layer() const {
     std::vector<uint32_t> n;
     for (const layer_shape & layer : layers_) {
@@ -434,14 +440,18 @@ double expert_index::token_bytes(tier_id tier) const {
     return sum;
 }
 
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier) {
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier,
+                                             const std::vector<layer_id> & layers) {
     std::vector<expert_matrix> found;
-    index.each_matrix(tier, [&](expert_id id, part_id part, const part_location & at) {
+    const auto                 add = [&](expert_id id, part_id part, const part_location & at) {
         const expert_matrix matrix = { part, at.type, index.layer(id.layer).shapes[part] };
         if (std::find(found.begin(), found.end(), matrix) == found.end()) {
             found.push_back(matrix);
         }
-    });
+    };
+    for (const layer_id layer : layers) {
+        index.each_matrix(tier, add, layer, layer);
+    }
     return found;
 }
 

@@ -66,6 +66,7 @@ class expert_index {
     status read_calibration(const std::string & path);
 
     size_t                n_layers() const { return layers_.size(); }
+    std::vector<layer_id> layers() const; // all
     const layer_shape &   layer(layer_id i) const { return layers_[i]; }
     uint32_t              n_tiers() const { return n_tiers_; }
     std::vector<tier_id>  tiers() const { return { TIERS.begin(), TIERS.begin() + n_tiers_ }; }
@@ -177,8 +178,9 @@ struct expert_matrix {
     }
 };
 
-// The distinct matrices of a tier's experts.
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier);
+// The distinct matrices of a tier's experts in these layers.
+std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier,
+                                             const std::vector<layer_id> & layers);
 
 // A kind of experts: one precision, and matrices of the same types and shapes.
 struct expert_shape {

@@ -150,7 +150,7 @@ void cpu_share::end_layer(inner_graph & device) {
     passed_ = time;
     // an expert that the CPU computed may be needed again: one at a time is uploaded, while nothing else is
     for (const planned_use & use : plan_->uses) {
-        const bool is_free     = cache_.has_free_slot(use.tier);
+        const bool is_free     = cache_.has_free_slot(use.id, use.tier);
         const bool may_upload  = computes(use) && (is_free || placement_.may_upload());
         stats_.selections_cpu += computes(use) ? use.selections.size() : 0;
         if (may_upload && cache_.upload(use.id, use.tier, all_parts()) && !is_free) {

@@ -4,31 +4,69 @@
 #include "hobbit.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <numeric>
 
 namespace hobbit {
 
 static constexpr uint64_t MiB = 1024 * 1024;
 
+std::vector<uint32_t> classes_of(const std::vector<uint64_t> & sizes, uint32_t n_experts, uint32_t n_used) {
+    std::vector<uint64_t> largest; // [class]
+    std::vector<uint64_t> sorted(sizes);
+    std::sort(sorted.rbegin(), sorted.rend());
+    std::copy_if(sorted.begin(), sorted.end(), std::back_inserter(largest),
+                 [&](uint64_t size) { return largest.empty() || size * 20 < largest.back() * 19; });
+    if (4 * largest.size() * n_used > sizes.size() * n_experts) {
+        largest.resize(1);
+    }
+    std::vector<uint32_t> numbers;
+    for (const uint64_t size : sizes) {
+        const auto next = std::upper_bound(largest.begin(), largest.end(), size, std::greater<>());
+        numbers.push_back(uint32_t(next - largest.begin() - 1));
+    }
+    return numbers;
+}
+
+uint32_t count_of(const slot_numbers & numbers) {
+    return std::accumulate(numbers.begin(), numbers.end(), 0u);
+}
+
+slot_numbers slots_in(const slot_classes & classes, uint32_t n_used, uint64_t bytes) {
+    uint64_t least = 0;
+    uint64_t all   = 0;
+    for (const slot_class & c : classes) {
+        least += std::min(n_used, c.n_experts) * c.size;
+        all   += c.n_experts * c.size;
+    }
+    const uint64_t rest = std::clamp(bytes, least, all) - least;
+    slot_numbers   numbers;
+    for (const slot_class & c : classes) {
+        const uint32_t n_least = std::min(n_used, c.n_experts);
+        numbers.push_back(uint32_t(n_least + rest * (c.n_experts - n_least) / std::max<uint64_t>(all - least, 1)));
+    }
+    return numbers;
+}
+
+uint64_t pool_demand::bytes(tier_id tier, const slot_numbers & numbers) const {
+    return std::inner_product(numbers.begin(), numbers.end(), classes[tier].begin(), uint64_t(0), std::plus<>(),
+                              [](uint32_t n, const slot_class & c) { return n * c.size; });
+}
+
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.slot_size[tier_id::low] > 0 && (b.low_demand > 0.0 || demand.n_absent > 0);
-}
-
-static uint64_t n_high_experts(const pool_demand & d) {
-    return d.n_experts - d.n_absent;
-}
-
-// The fewest slots of the high pool, and of the low pool if it is used.
-static uint64_t least_slots(const pool_demand & d, tier_id tier) {
-    return std::min(uint64_t(d.n_used), tier == tier_id::high ? n_high_experts(d) : d.n_experts);
+    return demand.all_bytes(tier_id::low) > 0 && (b.low_demand > 0.0 || demand.n_absent > 0);
 }
 
 // Thread stacks and what the allocators keep: so much, and a hundredth of the budget.
 static constexpr uint64_t SLACK = 8 * MiB;
 
 static uint64_t smallest_pools(const budget & b, const pool_demand & d) {
-    return least_slots(d, tier_id::high) * d.slot_size[tier_id::high] +
-           (uses_low(b, d) ? least_slots(d, tier_id::low) * d.slot_size[tier_id::low] : 0);
+    return d.least_bytes(tier_id::high) + (uses_low(b, d) ? d.least_bytes(tier_id::low) : 0);
+}
+
+static uint64_t largest_pools(const budget & b, const pool_demand & d) {
+    return d.all_bytes(tier_id::high) + (uses_low(b, d) ? d.all_bytes(tier_id::low) : 0);
 }
 
 static status budget_too_small(const budget & b, uint64_t needed) {
@@ -126,10 +164,9 @@ static status take_snapshots(const budget & b, const pool_demand & d, const othe
         return {};
     }
     const uint64_t smallest = std::min(room, smallest_pools(b, d));
-    const uint64_t all =
-        n_high_experts(d) * d.slot_size[tier_id::high] + (uses_low(b, d) ? d.n_experts * d.slot_size[tier_id::low] : 0);
-    const uint64_t first = std::min(room / FIRST_SHARE, FIRST_SNAPSHOTS * other.snapshot);
-    const uint64_t share = std::max({ first, room / SNAPSHOT_SHARE, room - std::min(room, all) });
+    const uint64_t all      = largest_pools(b, d);
+    const uint64_t first    = std::min(room / FIRST_SHARE, FIRST_SNAPSHOTS * other.snapshot);
+    const uint64_t share    = std::max({ first, room / SNAPSHOT_SHARE, room - std::min(room, all) });
 
     n = std::min<uint64_t>(b.snapshots, std::min(share, room - smallest) / other.snapshot);
     n = std::max<uint64_t>(b.least_snapshots, n);
@@ -179,28 +216,23 @@ static double low_share(const budget & b, const pool_demand & d) {
     if (b.low_share >= 0) {
         return b.low_share;
     }
-    const double absent = double(d.n_absent) / double(std::max(d.n_experts, 1u)); // their high uses are low
-    const double n_low  = b.low_demand + absent;
-    const double low    = n_low * double(d.slot_size[tier_id::low]);
-    return low / (low + (1.0 - absent) * double(d.slot_size[tier_id::high]));
+    const double absent = double(d.n_absent) / count_of(d.all(tier_id::low)); // their high uses are low
+    const double low    = (b.low_demand + absent) * double(d.all_bytes(tier_id::low));
+    return low / (low + double(d.all_bytes(tier_id::high)));
 }
 
 // REQUIRES: the smallest pools fit.
 static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
-    const uint64_t high  = d.slot_size[tier_id::high];
-    const uint64_t low   = d.slot_size[tier_id::low];
-    const bool     all   = b.low_if_short && d.n_absent == 0 && bytes >= d.n_experts * high;
-    uint64_t       n_low = 0;
-    if (uses_low(b, d) && !all) {
-        // leaves the high pool its smallest
-        const uint64_t most_low = (bytes - least_slots(d, tier_id::high) * high) / low;
-        const uint64_t left     = (bytes - std::min(bytes, n_high_experts(d) * high)) / low; // beside all high versions
-        const uint64_t shared   = uint64_t(double(bytes) * low_share(b, d)) / low;
-        const uint64_t at_least = std::max(least_slots(d, tier_id::low), d.n_absent > 0 ? left : 0);
-        n_low = std::min<uint64_t>(std::clamp(shared, std::min(at_least, most_low), most_low), d.n_experts);
+    const uint64_t all_high = d.all_bytes(tier_id::high);
+    slot_numbers   low(d.classes[tier_id::low].size());
+    if (uses_low(b, d) && !(b.low_if_short && d.n_absent == 0 && bytes >= all_high)) {
+        const uint64_t most     = bytes - d.least_bytes(tier_id::high); // leaves the high pool its smallest
+        const uint64_t left     = bytes - std::min(bytes, all_high);    // beside all high versions
+        const uint64_t at_least = std::min(d.n_absent > 0 ? left : 0, most);
+        const auto     shared   = uint64_t(double(bytes) * low_share(b, d));
+        low                     = slots_in(d.classes[tier_id::low], d.n_used, std::clamp(shared, at_least, most));
     }
-    const uint64_t n_high = (bytes - n_low * low) / high;
-    return { uint32_t(std::min(n_high, n_high_experts(d))), uint32_t(n_low) };
+    return { slots_in(d.classes[tier_id::high], d.n_used, bytes - d.bytes(tier_id::low, low)), low };
 }
 
 pool_slots divide_pools(const budget & b, const pool_demand & d, uint64_t bytes) {
@@ -228,10 +260,9 @@ status share_bounds(const budget & b, const std::vector<device_share> & devices,
     for (const device_share & device : devices) {
         const pool_demand & d        = device.demand;
         const uint64_t      smallest = smallest_pools(b, d);
-        const uint64_t      expert   = d.slot_size[tier_id::high] + (uses_low(b, d) ? d.slot_size[tier_id::low] : 0);
         pools.push_back(smallest);
-        memory.push_back(d.n_experts > 0 ? least_device_memory(device.rows, smallest) : 0);
-        weights.push_back(double(d.n_experts * expert - d.n_absent * d.slot_size[tier_id::high] - smallest));
+        memory.push_back(smallest > 0 ? least_device_memory(device.rows, smallest) : 0);
+        weights.push_back(double(largest_pools(b, d) - smallest));
     }
     const uint64_t least_pools  = std::accumulate(pools.begin(), pools.end(), uint64_t(0));
     const uint64_t least_memory = std::accumulate(memory.begin(), memory.end(), uint64_t(0));

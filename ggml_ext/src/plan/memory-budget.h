@@ -10,8 +10,27 @@
 
 namespace hobbit {
 
-using pool_slots = per_tier<uint32_t>;
-using slot_sizes = per_tier<uint64_t>; // 0: there is no such tier
+// The layers of a tier whose experts have slots of one size.
+struct slot_class {
+    uint64_t size      = 0; // bytes of a slot
+    uint32_t n_experts = 0; // experts of all these layers
+    uint32_t n_layers  = 0;
+};
+
+using slot_classes = std::vector<slot_class>;
+using slot_numbers = std::vector<uint32_t>; // [class]
+using pool_slots   = per_tier<slot_numbers>;
+
+// Numbers layers by the size of their experts, [layer], from the largest on. Experts of one class leave at most a
+// twentieth of the largest one's slot empty. There is one class if the smallest pools of several would be more than a
+// quarter of all experts. Pure.
+std::vector<uint32_t> classes_of(const std::vector<uint64_t> & sizes, uint32_t n_experts, uint32_t n_used);
+
+// The slots in so many bytes: what a token uses of each class, and of its other experts the same share as all. Pure.
+// REQUIRES: bytes for the former
+slot_numbers slots_in(const slot_classes & classes, uint32_t n_used, uint64_t bytes);
+
+uint32_t count_of(const slot_numbers & numbers); // all
 
 // The user's bounds on memory, and what divides them between the two pools.
 struct budget {
@@ -27,11 +46,14 @@ struct budget {
 
 // The demand that the pools are planned from.
 struct pool_demand {
-    slot_sizes slot_size = {};
-    uint32_t   n_experts = 0; // experts of all layers
-    uint32_t   n_used    = 0; // per token and layer
+    per_tier<slot_classes> classes;      // empty: there is no such tier
+    uint32_t               n_used   = 0; // per token and layer
+    uint32_t               n_absent = 0; // experts without a high version
 
-    uint32_t n_absent = 0; // experts without a high version
+    slot_numbers all(tier_id tier) const { return slots_in(classes[tier], n_used, UINT64_MAX); }
+    uint64_t     bytes(tier_id tier, const slot_numbers & numbers) const;
+    uint64_t     all_bytes(tier_id tier) const { return bytes(tier, all(tier)); }
+    uint64_t     least_bytes(tier_id tier) const { return bytes(tier, slots_in(classes[tier], n_used, 0)); }
 };
 
 // A compute device with its own memory.

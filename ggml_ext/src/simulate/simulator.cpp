@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -37,6 +38,34 @@ static status read_costs(const hobbit_simulation & options, const settings & giv
     const size_t n = size_t(options.n_costs);
     return costs.set({ options.low_costs, options.low_costs + n }, { options.skip_costs, options.skip_costs + n },
                      options.n_layers, options.n_experts);
+}
+
+// [layer] bytes of an expert. The bound counts all alike.
+static std::vector<uint64_t> sizes_of(const hobbit_simulation & options, tier_id tier) {
+    std::vector<uint64_t> sizes(options.n_layers, 1 << 20);
+    if (options.expert_bytes && !options.belady) {
+        sizes.assign(options.expert_bytes, options.expert_bytes + options.n_layers);
+    }
+    if (tier == tier_id::low) {
+        const double mean = std::accumulate(sizes.begin(), sizes.end(), 0.0) / options.n_layers;
+        sizes.assign(options.n_layers, uint64_t(std::nearbyint(options.bits_low / options.bits_high * mean)));
+    }
+    return sizes;
+}
+
+static pool_demand demand_of(const hobbit_simulation & options) {
+    pool_demand demand;
+    demand.n_used = options.n_used;
+    for (const tier_id tier : TIERS) {
+        const std::vector<uint64_t> sizes   = sizes_of(options, tier);
+        const std::vector<uint32_t> numbers = classes_of(sizes, options.n_experts, options.n_used);
+        demand.classes[tier].resize(1 + *std::max_element(numbers.begin(), numbers.end()));
+        for (uint32_t layer = 0; layer < options.n_layers; layer++) {
+            slot_class & c = demand.classes[tier][numbers[layer]];
+            c              = { std::max(c.size, sizes[layer]), c.n_experts + options.n_experts, c.n_layers + 1 };
+        }
+    }
+    return demand;
 }
 
 static status check_options(const hobbit_simulation & options, const settings & given) {
@@ -284,7 +313,7 @@ class replay {
     void fill(tier_id tier) {
         std::vector<expert_id> brought;
         for (const expert_id id : most_used(prior_)) {
-            if (set(tier).has_free_slot() && insert({ id, tier }, resident_set::pressure::polite)) {
+            if (set(tier).has_free_slot(id.layer) && insert({ id, tier }, resident_set::pressure::polite)) {
                 brought.push_back(id);
             }
         }
@@ -296,9 +325,14 @@ class replay {
         n_slots              = uint32_t(std::min<uint64_t>(n_slots, n_all));
         n_kept_              = tier == tier_id::high ? n_slots : n_kept_;
         // the bound evicts after the layer has run, and may then evict the layer's own experts
-        const uint32_t room  = is_bound_ ? uint32_t(n_all) : n_slots;
-        const uint32_t quota = options_.floors ? even_quota(n_slots, options_.n_layers, options_.n_used) : 0;
-        sets_[tier].emplace(options_.n_layers, options_.n_experts, tier, room, quota, *policy_);
+        const uint32_t       room    = is_bound_ ? uint32_t(n_all) : n_slots;
+        const pool_demand    demand  = demand_of(options_);
+        const slot_classes & classes = demand.classes[tier];
+        const slot_numbers   numbers =
+            slots_in(classes, std::min(room, options_.n_used), demand.all_bytes(tier) * room / n_all);
+        sets_[tier].emplace(classes_of(sizes_of(options_, tier), options_.n_experts, options_.n_used),
+                            options_.n_experts, tier, numbers, classes, options_.floors ? options_.n_used : 0,
+                            *policy_);
     }
 
     resident_set & set(tier_id tier) { return *sets_[tier]; }
@@ -429,7 +463,6 @@ bool hobbit_simulate(const struct hobbit_route * routes, size_t n_routes, const 
 
 bool hobbit_simulated_pools(const struct hobbit_simulation * options, double capacity, uint32_t * high, uint32_t * low,
                             char * err, size_t err_size) {
-    constexpr double unit = 1 << 20; // an expert in high precision, where bytes are shares of one
     return report_call("cannot simulate", err, err_size, [&]() -> status {
         settings given;
         HOBBIT_TRY(given.apply(options->settings, options->n_settings));
@@ -437,14 +470,12 @@ bool hobbit_simulated_pools(const struct hobbit_simulation * options, double cap
         if (!(capacity >= 0.0 && capacity <= 1.0)) {
             return status::error("the capacity is %g: make it 0 to 1", capacity);
         }
-        pool_demand demand;
-        demand.slot_size = { uint64_t(unit), uint64_t(std::nearbyint(options->bits_low / options->bits_high * unit)) };
-        demand.n_experts = options->n_layers * options->n_experts;
-        demand.n_used    = options->n_used;
-        const auto       bytes = uint64_t((demand.n_experts * capacity + 1e-9) * unit); // 0.29 of 100 is 29
-        const pool_slots slots = divide_pools(given.bounds(), demand, bytes);
-        *high                  = slots[tier_id::high];
-        *low                   = slots[tier_id::low];
+        const pool_demand demand = demand_of(*options);
+        const auto        all    = double(demand.all_bytes(tier_id::high));
+        const pool_slots  slots =
+            divide_pools(given.bounds(), demand, uint64_t(all * (capacity + 1e-12))); // 0.29 of 100 is 29
+        *high = count_of(slots[tier_id::high]);
+        *low  = count_of(slots[tier_id::low]);
         return {};
     });
 }

@@ -70,9 +70,12 @@ TEST_CASE("a slot is a whole number of blocks with room for the widest layer") {
     opened_model                m(model);
     cache_of<posix_file_reader> c(m);
     for (const auto & [tier, bytes] : { std::pair<tier_id, size_t>{ tier_id::high, 65536 }, { tier_id::low, 18432 } }) {
-        CHECK(c.cache.slot_size(tier) % file_reader::alignment == 0);
-        CHECK(c.cache.slot_size(tier) >= 3 * bytes);
-        CHECK(c.cache.slot_size(tier) <= 3 * (bytes + 2 * file_reader::alignment));
+        const auto classes = c.cache.classes(tier, m.index.layers());
+        REQUIRE(classes.size() == 1);
+        const uint64_t size = classes[0].size;
+        CHECK(size % file_reader::alignment == 0);
+        CHECK(size >= 3 * bytes);
+        CHECK(size <= 3 * (bytes + 2 * file_reader::alignment));
     }
 }
 
@@ -195,7 +198,7 @@ TEST_CASE("one expert at a time is uploaded for later, and who loses a slot to i
     c.load(a, tier_id::high);
     c.load(b, tier_id::high);
     CHECK(replaced.empty()); // slots were free
-    CHECK_FALSE(c.cache.has_free_slot(tier_id::high));
+    CHECK_FALSE(c.cache.has_free_slot({ 0, 0 }, tier_id::high));
     REQUIRE(c.cache.upload(d, tier_id::high, ALL));
     CHECK_FALSE(c.cache.upload(e, tier_id::high, ALL)); // the first one is on its way
     CHECK(replaced == std::vector<std::pair<expert_id, expert_id>>{ { d, a } });

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "cache/resident-set.h"
 
+#include "fixtures/one-class.h"
+
 #include <algorithm>
 #include <doctest/doctest.h>
 #include <iterator>
@@ -45,8 +47,8 @@ class admitting_policy : public fixed_policy {
 };
 
 // A set of 3 layers with 4 experts each.
-static resident_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t quota = 0) {
-    return resident_set(3, 4, tier_id::low, n_slots, quota, policy);
+static one_class_set make_set(uint32_t n_slots, cache_policy & policy, uint32_t quota = 0) {
+    return one_class_set(3, 4, tier_id::low, n_slots, quota, policy);
 }
 
 // Whom the insertion evicts; nothing where it cannot be had or needs nobody's slot.
@@ -72,9 +74,8 @@ static bool refuses(resident_set & set, expert_id id, pressure how) {
 }
 
 TEST_CASE("free slots are handed out from the first on, and no expert leaves") {
-    fixed_policy policy;
-    resident_set set = make_set(3, policy);
-    CHECK(set.n_slots() == 3);
+    fixed_policy  policy;
+    one_class_set set = make_set(3, policy);
     for (layer_id i = 0; i < 3; i++) {
         CHECK(insert(set, { i, i }) == std::nullopt);
         CHECK(set.slot({ i, i }) == i);
@@ -87,8 +88,8 @@ TEST_CASE("free slots are handed out from the first on, and no expert leaves") {
 
 TEST_CASE("the least valuable expert leaves, and the new one gets its slot") {
     fixed_policy policy;
-    policy.values    = { { { 0, 0 }, 3.0 }, { { 0, 1 }, 1.0 }, { { 1, 0 }, 2.0 } };
-    resident_set set = make_set(3, policy);
+    policy.values     = { { { 0, 0 }, 3.0 }, { { 0, 1 }, 1.0 }, { { 1, 0 }, 2.0 } };
+    one_class_set set = make_set(3, policy);
     insert(set, { 0, 0 });
     insert(set, { 0, 1 });
     insert(set, { 1, 0 });
@@ -102,8 +103,8 @@ TEST_CASE("the least valuable expert leaves, and the new one gets its slot") {
 }
 
 TEST_CASE("of equal values the least recently touched leaves") {
-    fixed_policy policy;
-    resident_set set = make_set(3, policy);
+    fixed_policy  policy;
+    one_class_set set = make_set(3, policy);
     insert(set, { 0, 0 });
     insert(set, { 0, 1 });
     insert(set, { 0, 2 });
@@ -118,7 +119,7 @@ TEST_CASE("whom the policy refuses a slot gets one where it is urgent") {
     admitting_policy policy;
     policy.values[{ 1, 1 }] = 5.0;
     policy.values[{ 0, 0 }] = 2.0;
-    resident_set set        = make_set(1, policy);
+    one_class_set set       = make_set(1, policy);
     CHECK(insert(set, { 1, 1 }) == std::nullopt);
     CHECK(refuses(set, { 0, 0 }, pressure::polite));
     CHECK(insert(set, { 0, 0 }) == expert_id{ 1, 1 });
@@ -126,8 +127,8 @@ TEST_CASE("whom the policy refuses a slot gets one where it is urgent") {
 }
 
 TEST_CASE("a pinned expert keeps its slot until each pin is undone") {
-    fixed_policy policy;
-    resident_set set = make_set(2, policy);
+    fixed_policy  policy;
+    one_class_set set = make_set(2, policy);
     insert(set, { 0, 0 });
     insert(set, { 0, 1 });
     set.pin({ 0, 0 });
@@ -143,8 +144,8 @@ TEST_CASE("a pinned expert keeps its slot until each pin is undone") {
 
 TEST_CASE("a protected expert yields to nobody polite, and is the last to yield to the urgent") {
     fixed_policy policy;
-    policy.values    = { { { 0, 1 }, 5.0 } };
-    resident_set set = make_set(2, policy);
+    policy.values     = { { { 0, 1 }, 5.0 } };
+    one_class_set set = make_set(2, policy);
     insert(set, { 0, 0 });
     insert(set, { 0, 1 });
     set.set_protected({ 0, 0 }, true);
@@ -160,8 +161,8 @@ TEST_CASE("a protected expert yields to nobody polite, and is the last to yield 
 
 TEST_CASE("a duplicate goes first, the most valuable one before others, and keeps no quota") {
     fixed_policy policy;
-    policy.values    = { { { 0, 0 }, 1.0 }, { { 0, 1 }, 5.0 }, { { 1, 0 }, 3.0 }, { { 2, 0 }, 0.5 } };
-    resident_set set = make_set(4, policy, 1);
+    policy.values     = { { { 0, 0 }, 1.0 }, { { 0, 1 }, 5.0 }, { { 1, 0 }, 3.0 }, { { 2, 0 }, 0.5 } };
+    one_class_set set = make_set(4, policy, 1);
     for (const expert_id id : { expert_id{ 0, 0 }, expert_id{ 0, 1 }, expert_id{ 1, 0 }, expert_id{ 2, 0 } }) {
         insert(set, id);
     }
@@ -177,8 +178,8 @@ TEST_CASE("a duplicate goes first, the most valuable one before others, and keep
 
 TEST_CASE("a layer at its quota loses nothing to another layer, whatever the values") {
     fixed_policy policy;
-    policy.values    = { { { 1, 0 }, 7.0 }, { { 1, 1 }, 8.0 }, { { 1, 2 }, 9.0 } };
-    resident_set set = make_set(3, policy, 1);
+    policy.values     = { { { 1, 0 }, 7.0 }, { { 1, 1 }, 8.0 }, { { 1, 2 }, 9.0 } };
+    one_class_set set = make_set(3, policy, 1);
     insert(set, { 0, 0 });
     insert(set, { 1, 0 });
     insert(set, { 1, 1 });
@@ -192,12 +193,12 @@ TEST_CASE("a layer at its quota loses nothing to another layer, whatever the val
 }
 
 TEST_CASE("capacity 0 holds nothing, capacity 1 the last one") {
-    fixed_policy policy;
-    resident_set none = make_set(0, policy);
+    fixed_policy  policy;
+    one_class_set none = make_set(0, policy);
     CHECK(refuses(none, { 0, 0 }, pressure::urgent));
     CHECK(none.n_residents() == 0);
 
-    resident_set one = make_set(1, policy);
+    one_class_set one = make_set(1, policy);
     CHECK(insert(one, { 0, 0 }) == std::nullopt);
     CHECK(insert(one, { 0, 1 }) == expert_id{ 0, 0 });
     CHECK(insert(one, { 2, 3 }) == expert_id{ 0, 1 });
@@ -245,20 +246,20 @@ static int count_hits(resident_set & set, int n_tokens, uint32_t n_layers, uint3
 }
 
 TEST_CASE("a cycle longer than the pool never hits without quotas, and hits with them") {
-    fixed_policy policy; // least recently touched leaves
-    resident_set without(4, 2, tier_id::low, 5, 0, policy);
+    fixed_policy  policy; // least recently touched leaves
+    one_class_set without(4, 2, tier_id::low, 5, 0, policy);
     CHECK(count_hits(without, 5, 4, 2) == 0);
     // Floor 1. First token: 0.0 0.1 1.0 1.1 2.0 fill the pool; 2.1 replaces 0.0, 3.0 replaces 1.0 (layer 0 is at its
     // quota), 3.1 replaces 2.0. From then on every layer finds the one that it was left.
-    resident_set with_quota(4, 2, tier_id::low, 5, 1, policy);
+    one_class_set with_quota(4, 2, tier_id::low, 5, 1, policy);
     CHECK(count_hits(with_quota, 5, 4, 2) == 16);
 }
 
 TEST_CASE("any pool that can keep an expert of every layer hits when a token is repeated") {
     for (uint32_t n_slots = 9; n_slots <= 24; n_slots++) { // 5 * 1 + 4 and more
         CAPTURE(n_slots);
-        fixed_policy policy;
-        resident_set set(6, 4, tier_id::low, n_slots, even_quota(n_slots, 6, 4), policy);
+        fixed_policy  policy;
+        one_class_set set(6, 4, tier_id::low, n_slots, even_quota(n_slots, 6, 4), policy);
         CHECK(count_hits(set, 4, 6, 4) >= 18); // each layer its quota in each of 3 tokens
     }
 }
@@ -302,6 +303,8 @@ class naive_set {
 
     const std::vector<entry> & entries() const { return entries_; }
 
+    size_t n_slots() const { return n_slots_; }
+
   private:
     std::optional<expert_id> victim(layer_id layer, pressure how) const {
         std::vector<entry> candidates;
@@ -339,7 +342,7 @@ static void check_same(const resident_set & set, naive_set & naive) {
         REQUIRE(set.contains(e.id));
         CHECK(set.is_pinned(e.id) == (e.pins > 0));
         CHECK(set.is_protected(e.id) == e.is_protected);
-        CHECK(set.slot(e.id) < set.n_slots());
+        CHECK(set.slot(e.id) < naive.n_slots());
         slots.insert(set.slot(e.id));
     }
     CHECK(slots.size() == set.n_residents());
@@ -391,9 +394,9 @@ TEST_CASE("random operations: as the contract reads, and no pinned expert ever l
         const uint32_t n_slots   = random() % 9;
         const uint32_t quota     = random() % 4;
         CAPTURE(round);
-        fixed_policy policy;
-        resident_set set(n_layers, n_experts, tier_id::low, n_slots, quota, policy);
-        naive_set    naive(n_slots, quota, policy);
+        fixed_policy  policy;
+        one_class_set set(n_layers, n_experts, tier_id::low, n_slots, quota, policy);
+        naive_set     naive(n_slots, quota, policy);
 
         std::map<std::pair<layer_id, uint32_t>, uint32_t> pinned; // slots
         for (int step = 0; step < 300; step++) {
@@ -414,19 +417,38 @@ TEST_CASE("random operations: as the contract reads, and no pinned expert ever l
     }
 }
 
-TEST_CASE("slots that no expert has had can be given up") {
+TEST_CASE("each class of layers has slots of its own") {
     fixed_policy policy;
-    resident_set set = make_set(6, policy);
-    CHECK(set.fresh_slot() == 0);
+    resident_set set({ 1, 0, 1 }, 4, tier_id::low, { 1, 2 }, { { 2, 4, 1 }, { 1, 8, 2 } }, 0, policy);
+    CHECK(insert(set, { 0, 0 }) == std::nullopt);
+    CHECK(insert(set, { 1, 0 }) == std::nullopt);
+    CHECK_FALSE(set.has_free_slot(1));
+    CHECK(set.fresh_slot(2) == 1);
+    CHECK(insert(set, { 2, 0 }) == std::nullopt);
+    CHECK(set.slot({ 1, 0 }) == 0);
+    CHECK(set.slot({ 2, 0 }) == 1);
+    CHECK(insert(set, { 1, 1 }) == expert_id{ 1, 0 }); // though 0.0 was touched before
+    CHECK(insert(set, { 2, 1 }) == expert_id{ 0, 0 });
+    set.pin({ 1, 1 });
+    CHECK(refuses(set, { 1, 2 }, pressure::urgent));
+    set.erase({ 2, 1 });
+    CHECK(set.has_free_slot(0));
+    CHECK_FALSE(set.has_free_slot(1));
+    CHECK(insert(set, { 0, 3 }) == std::nullopt);
+}
+
+TEST_CASE("slots that no expert has had can be given up") {
+    fixed_policy  policy;
+    one_class_set set = make_set(6, policy);
+    CHECK(set.fresh_slot(0) == 0);
     insert(set, { 0, 0 });
     insert(set, { 0, 1 });
-    CHECK(set.fresh_slot() == 2);
+    CHECK(set.fresh_slot(0) == 2);
     set.erase({ 0, 0 });
-    CHECK(set.fresh_slot() == resident_set::none); // its slot comes first
-    set.forget_fresh_slots();
-    CHECK(set.n_slots() == 2);
+    CHECK(set.fresh_slot(0) == resident_set::none); // its slot comes first
+    set.forget_fresh_slots(0);
     insert(set, { 1, 0 });
-    CHECK_FALSE(set.has_free_slot());
+    CHECK_FALSE(set.has_free_slot(0));
     CHECK(insert(set, { 1, 1 }).has_value()); // somebody has to leave
     CHECK(set.n_residents() == 2);
 }

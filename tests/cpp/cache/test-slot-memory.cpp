@@ -19,7 +19,8 @@ static constexpr expert_id FIRST = { 0, 0 };
 // Slots for the high tier, on the CPU.
 struct high_slots : slot_memory {
     explicit high_slots(const opened_model & model, ggml_backend_buffer_type_t in = ggml_backend_cpu_buffer_type()) {
-        lay_out(model.index, tier_id::high, ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), in, false);
+        lay_out(model.index, tier_id::high, model.index.layers(),
+                ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), in, false);
     }
 };
 

@@ -70,10 +70,10 @@ TEST_CASE("where types differ, experts are as far apart as kernels of either typ
 TEST_CASE("a bank has no more blocks of a part than kernels count in 32 bits") {
     const model_on_disk m;
     for (const tier_id tier : TIERS) {
-        const part_location &  at       = m.index.locate(tier, 0, part_id::up, 0);
-        const uint64_t         n_blocks = at.size / ggml_type_size(at.type);
-        const auto             most     = uint32_t(INT32_MAX / n_blocks);
-        slot_layout            layout(m.index, tier, device(), ggml_backend_dev_buffer_type(device()));
+        const part_location & at       = m.index.locate(tier, 0, part_id::up, 0);
+        const uint64_t        n_blocks = at.size / ggml_type_size(at.type);
+        const auto            most     = uint32_t(INT32_MAX / n_blocks);
+        slot_layout           layout(m.index, tier, m.index.layers(), device(), ggml_backend_dev_buffer_type(device()));
         slot_layout::bank_plan plan;
         REQUIRE(layout.plan_banks(most + most / 2, plan).ok());
         CHECK(plan.slots_per_bank < most);
@@ -133,7 +133,7 @@ TEST_CASE("a type that the device does not know is an error before anything is c
     const model_on_disk    m; // high F16, low Q4_0
     slot_layout::bank_plan plan;
     for (const tier_id tier : TIERS) {
-        slot_layout  layout(m.index, tier, &made, ggml_backend_dev_buffer_type(device()));
+        slot_layout  layout(m.index, tier, m.index.layers(), &made, ggml_backend_dev_buffer_type(device()));
         const status s = layout.plan_banks(4, plan);
         CHECK(s.ok() == (tier == tier_id::high));
         CHECK((s.ok() || s.message() == ggml_backend_dev_name(&made) +
@@ -174,7 +174,7 @@ TEST_CASE("a pool larger than a buffer of the device has several banks, and take
         e.cache.release(id, tier_id::high);
     }
     CHECK(banks.size() > 1);
-    CHECK(bytes <= 16 * e.cache.slot_size(tier_id::high) + e.cache.overhead(tier_id::high));
+    CHECK(bytes <= 16 * e.cache.classes(tier_id::high, m.index.layers())[0].size + e.cache.overhead(tier_id::high));
 }
 
 static const char * name_of_vulkan(ggml_backend_reg_t) {

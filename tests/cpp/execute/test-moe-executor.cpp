@@ -228,6 +228,43 @@ TEST_CASE("an expert that is there in a better precision is used in it") {
     CHECK(e.counters.hits[tier_id::high] == 2);
 }
 
+TEST_CASE("layers with larger experts have slots of their own, and lose them to no other layer") {
+    moe_model shape = model_on_disk::small();
+    shape.n_embd    = 256; // larger than the file's alignment
+    shape.n_ff      = 128;
+    model_on_disk m = { shape, [&](gguf_builder & file) {
+                           for (const uint32_t block : { 0, 1, 2 }) {
+                               moe_model layer   = shape;
+                               layer.n_layers    = 1;
+                               layer.first_block = block;
+                               layer.high        = block == 1 ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
+                               layer.add_high(file);
+                           }
+                       } };
+    for (const auto & place : places()) {
+        engine     e(m, 5, 0, {}, place);
+        const auto classes = e.cache.classes(tier_id::high, m.index.layers());
+        REQUIRE(classes.size() == 2);
+        CHECK(classes[0].n_experts == 8);
+        CHECK(classes[1].n_experts == 16);
+        CHECK(classes[1].n_layers == 2);
+        CHECK(classes[0].size > classes[1].size);
+        CHECK(e.cache.bytes(tier_id::high) == 5 * (classes[0].size + classes[1].size));
+        for (const int64_t n_tokens : { 1, 37, 1, 1 }) { // 37 tokens use all experts
+            for (const layer_id layer : m.index.layers()) {
+                const layer_input input = random_input(m.shape, n_tokens, 3 + uint32_t(layer));
+                m.shape.high            = layer == 1 ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
+                CHECK(e.compute(m, input, layer) == stock(m, input, tier_id::high, layer));
+            }
+        }
+        const uint64_t before = e.counters.misses[tier_id::high]; // the last token's experts are still there
+        for (const layer_id layer : m.index.layers()) {
+            e.compute(m, random_input(m.shape, 1, 3 + uint32_t(layer)), layer);
+        }
+        CHECK(e.counters.misses[tier_id::high] == before);
+    }
+}
+
 TEST_CASE("experts of one tier may have types of their own") {
     const moe_model     shape = model_on_disk::small();
     const model_on_disk m     = model_on_disk::with_mixed_types();

@@ -97,7 +97,7 @@ TEST_CASE("what a file does not have is not read ahead of the first token") {
         }
     }
     CHECK_FALSE(e.cache.holds({ 0, 0 }, tier_id::high, {}));
-    CHECK_FALSE(e.cache.has_free_slot(tier_id::high));
+    CHECK_FALSE(e.cache.has_free_slot({ 0, 0 }, tier_id::high));
 }
 
 TEST_CASE("a trace names the size of the best version that a layer has") {

@@ -39,7 +39,7 @@ TEST_CASE("the experts that are listed have a high version, all have a low one")
     const std::string &   bytes = file.data("blk.0.ffn_down_exps.high.0.weight");
     CHECK(temp_dir::read(index.files()[0]).substr(at.offset, at.size) == bytes.substr(bytes.size() / 2));
 
-    CHECK(distinct_matrices(index, tier_id::high).size() == 3);
+    CHECK(distinct_matrices(index, tier_id::high, index.layers()).size() == 3);
     CHECK(expert_shapes(index).all().size() == 2);
 }
 

@@ -3,7 +3,7 @@
 // The rule's decisions, by hand, and simulated runs: durations are those of a machine that is known, no clock is read.
 #include "offload/placement.h"
 
-#include "cache/resident-set.h"
+#include "fixtures/one-class.h"
 #include "policy/cache-policy.h"
 
 #include <algorithm>
@@ -288,7 +288,7 @@ struct simulated_engine {
     placement       rule;
     const bool      counts_hits;
     cache_policy    policy;
-    resident_set    pool;
+    one_class_set   pool;
 
     simulated_engine(const machine & hardware, compute_mode mode, uint32_t n_slots, bool counts_further_hits = true) :
         m(hardware),
@@ -308,7 +308,7 @@ struct simulated_engine {
 
     void insert(const expert_id & id) {
         expert_id  victim;
-        const bool evicts = !pool.has_free_slot();
+        const bool evicts = !pool.has_free_slot(id.layer);
         if (pool.contains(id) || !pool.insert(id, id.layer, resident_set::pressure::urgent, &victim)) {
             return;
         }
@@ -342,7 +342,7 @@ struct simulated_engine {
 
     // Uploads in the background.
     void upload(const expert_id & id) {
-        const bool is_free = pool.has_free_slot();
+        const bool is_free = pool.has_free_slot(id.layer);
         if (is_free || rule.may_upload()) {
             insert(id);
             if (!is_free) {

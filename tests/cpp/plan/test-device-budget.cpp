@@ -15,15 +15,13 @@ using namespace hobbit;
 
 // A device of 1000 MiB, with rows of 10 MiB; slots of host memory are larger than its own.
 static other_memory with_device() {
-    pool_demand host           = two_tiers();
-    host.slot_size             = { 5 * MiB, 2 * MiB };
+    const pool_demand   host   = pools_of(64, { 5 * MiB, 2 * MiB });
     const device_memory device = { "GPU0", 1000 * MiB, 10 * MiB, host };
     return { 200 * MiB, 700 * MiB, 10 * MiB, 800 * MiB, 100 * MiB, device };
 }
 
 TEST_CASE("a device's pools get what it has free, less the rows and a reserve") {
-    pool_demand d = one_tier();
-    d.n_experts   = 5000;
+    const pool_demand d = one_tier(5000);
     CHECK(planned({}, d, with_device()).n_slots[tier_id::high] == (1000 - 10 - 256) / 4);
     budget s;
     s.device_memory = 500 * MiB;
@@ -59,9 +57,9 @@ TEST_CASE("with a device a memory budget is for everything but the pools") {
 
 TEST_CASE("host memory behind a device caches experts in what its budget leaves") {
     // 1100 MiB, less 11 MiB, less 918 MiB for everything else, leave 171 MiB
-    CHECK(planned(with_memory(1100 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 34, 0 });
-    CHECK(planned(with_memory(9000 * MiB), one_tier(), with_device()).n_host_slots == pool_slots{ 64, 0 });
-    CHECK(planned(with_memory(1100 * MiB, 0.0), two_tiers(), with_device()).n_host_slots == pool_slots{ 24, 24 });
+    CHECK(planned(with_memory(1100 * MiB), one_tier(), with_device()).n_host_slots == slot_counts{ 34, 0 });
+    CHECK(planned(with_memory(9000 * MiB), one_tier(), with_device()).n_host_slots == slot_counts{ 64, 0 });
+    CHECK(planned(with_memory(1100 * MiB, 0.0), two_tiers(), with_device()).n_host_slots == slot_counts{ 24, 24 });
 
     budget s        = with_memory(1100 * MiB);
     s.pools         = 100 * MiB; // pools of the device
@@ -73,13 +71,13 @@ TEST_CASE("host memory behind a device caches experts in what its budget leaves"
 TEST_CASE("without a budget host memory behind a device caches experts in what is free") {
     other_memory other = with_device(); // 100 MiB of the model are still to come
     other.available    = 600 * MiB;
-    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ (600 - 100 - 10 - 256) / 5, 0 });
+    CHECK(planned({}, one_tier(), other).n_host_slots == slot_counts{ (600 - 100 - 10 - 256) / 5, 0 });
     other.available = 100 * MiB;
-    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 0, 0 });
+    CHECK(planned({}, one_tier(), other).n_host_slots == slot_counts{ 0, 0 });
     other.available = (366 + 4 * 5) * MiB; // just a token's experts of a layer
-    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 4, 0 });
+    CHECK(planned({}, one_tier(), other).n_host_slots == slot_counts{ 4, 0 });
     other.available--;
-    CHECK(planned({}, one_tier(), other).n_host_slots == pool_slots{ 0, 0 });
+    CHECK(planned({}, one_tier(), other).n_host_slots == slot_counts{ 0, 0 });
 }
 
 TEST_CASE("host memory with less room than a token's experts of a layer caches none") {
@@ -97,10 +95,7 @@ TEST_CASE("host memory with less room than a token's experts of a layer caches n
 
 // The demand of so many layers of 16 experts.
 static device_share device_with(uint32_t n_layers) {
-    device_share device = { one_tier(), 10 * MiB };
-
-    device.demand.n_experts = 16 * n_layers;
-    return device;
+    return { one_tier(16 * n_layers), 10 * MiB };
 }
 
 static std::vector<budget> shared(const budget & s, const std::vector<device_share> & devices) {
@@ -131,22 +126,15 @@ TEST_CASE("pools of several devices that are too small together name the smalles
 }
 
 TEST_CASE("a low tier counts where it is used") {
-    std::vector<device_share> devices = { device_with(1), device_with(1) };
-    for (device_share & device : devices) {
-        device.demand.slot_size = two_tiers().slot_size;
-    }
-    std::vector<budget> each;
+    const std::vector<device_share> devices(2, { two_tiers(16), 10 * MiB });
+    std::vector<budget>             each;
     CHECK(share_bounds(with_pools(32 * MiB), devices, each).ok());
     CHECK_FALSE(share_bounds(with_pools(40 * MiB - 1, 0.5), devices, each).ok());
     CHECK(shared(with_pools(40 * MiB, 0.5), devices)[1].pools == 20 * MiB);
 }
 
 TEST_CASE("absent high versions are no part of what a device's layers take") {
-    std::vector<device_share> devices = { device_with(1), device_with(1) };
-    for (device_share & device : devices) {
-        device.demand.slot_size = two_tiers().slot_size; // 4 and 1 MiB
-    }
-    devices[0].demand.n_absent = 8;
+    const std::vector<device_share> devices = { { two_tiers(16, 8), 10 * MiB }, { two_tiers(16), 10 * MiB } };
     // beyond the least, which are 20 MiB, 16 low and 8 high versions take 28 MiB, and all of the other 60 MiB
     const auto each = shared(with_pools((40 + 88) * MiB, 0.5), devices);
     CHECK(each[0].pools == 48 * MiB);
@@ -185,7 +173,6 @@ TEST_CASE("a device without layers gets nothing, and one device has the bounds a
     CHECK(shared({}, { device_with(1), device_with(1) })[1].device_memory == 0);
 
     // all of their experts are in the smallest pools
-    device_share small     = device_with(1);
-    small.demand.n_experts = small.demand.n_used;
+    const device_share small = { one_tier(4), 10 * MiB };
     CHECK(shared(with_pools(100 * MiB), { small, small })[1].pools == 16 * MiB);
 }

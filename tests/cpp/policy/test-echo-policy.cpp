@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "cache/resident-set.h"
+#include "fixtures/one-class.h"
 #include "policy/cache-policy.h"
 
 #include <cmath>
@@ -144,8 +144,8 @@ TEST_CASE("nothing is expected of the first token of a sequence, nor of one that
 
 // Hits of a pool that replays tokens of these kinds.
 static int count_hits(cache_policy & policy, uint32_t n_slots, const std::vector<uint32_t> & kinds) {
-    resident_set set(N_LAYERS, N_EXPERTS, tier_id::high, n_slots, 0, policy);
-    int          hits = 0;
+    one_class_set set(N_LAYERS, N_EXPERTS, tier_id::high, n_slots, 0, policy);
+    int           hits = 0;
     policy.begin_sequence(0);
     for (uint32_t kind : kinds) {
         policy.begin_tokens(0, 1);

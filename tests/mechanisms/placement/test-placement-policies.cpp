@@ -23,8 +23,8 @@ TEST_CASE("static: an expert passes through although its layer holds no more tha
     for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 1, 1 } }) {
         o.prior[id] = 0.5f;
     }
-    const auto   policy = registered_policy::make(o);
-    resident_set set(2, 2, tier_id::high, 2, 1, *policy);
+    const auto    policy = registered_policy::make(o);
+    one_class_set set(2, 2, tier_id::high, 2, 1, *policy);
     for (const expert_id id : { expert_id{ 1, 0 }, expert_id{ 0, 0 }, expert_id{ 1, 1 } }) {
         expert_id evicted{};
         REQUIRE(set.insert(id, id.layer, pressure::urgent, &evicted));
