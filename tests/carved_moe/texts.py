@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """English text that Debian packages ship: what healing reads, and two kinds that it does not see.
 
-python texts.py FOLDER    # writes twelve pieces of each unseen text, and in unseen.txt both in turn
+python texts.py FOLDER    # writes twelve pieces of each unseen text, in unseen.txt both in turn, and in
+                          # others.txt as many from between them
 """
 
 import gzip
@@ -66,10 +67,14 @@ def _plain(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    found = []
+    folder = Path(sys.argv[1])
+    both: dict[str, list[list[str]]] = {"unseen": [], "others": []}
     for name, files in UNSEEN.items():
         text = read(name, files)
-        found.append([text[at : at + 3000] for at in range(0, len(text), len(text) // 12)][:12])
-        (Path(sys.argv[1]) / f"{name}.txt").write_text("\n".join(found[-1]), encoding="utf-8")
-    both = (piece for pair in zip(*found, strict=True) for piece in pair)
-    (Path(sys.argv[1]) / "unseen.txt").write_text("\n".join(both), encoding="utf-8")
+        step = len(text) // 12
+        for kept, start in (("unseen", 0), ("others", step // 2)):
+            both[kept].append([text[at : at + 3000] for at in range(start, len(text), step)][:12])
+        (folder / f"{name}.txt").write_text("\n".join(both["unseen"][-1]), encoding="utf-8")
+    for kept, found in both.items():
+        pieces = (piece for pair in zip(*found, strict=True) for piece in pair)
+        (folder / f"{kept}.txt").write_text("\n".join(pieces), encoding="utf-8")

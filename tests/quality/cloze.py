@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Cloze tasks, answered token by token through the engine.
 
-    PYTHONPATH=tests python tests/quality/cloze.py MODEL [CALIBRATED ...] --text FILE [--widths LINES]
+    PYTHONPATH=tests python tests/quality/cloze.py MODEL [MORE ...] --text FILE [--widths LINES --fit TEXT]
 
 A task is a piece of the text and four ways to go on: its own, and three of other places. The answer is the
-one with the largest likelihood by token. Each CALIBRATED model adds the rule of its calibration as an arm,
-and LINES of bench/report.py with the part widths its widest limit's static widths.
+one with the largest likelihood by token. Each of MORE models adds the rule of its calibration as an arm,
+and LINES of bench/report.py with the part widths those static widths of its costs that keep a KL of 0.01 on
+another text, as a calibration with eight chunks of 128 tokens finds them.
 KL is that of the token after each context.
 Own tasks are lines of JSON in --tasks FILE: {"context": "...", "choices": ["...", "..."], "right": 0}.
 """
@@ -29,14 +30,17 @@ from pyhobbit.engine.session import Session, one_sequence
 from pyhobbit.engine.stats import CacheStats
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.native.rpc_servers import add_rpc_servers
+from pyhobbit.quality.calibration import profile
 from pyhobbit.quality.costs import static_costs
-from pyhobbit.quality.evaluate import Costs, compare, log_softmax
-from pyhobbit.settings.config import CacheConfig, EngineConfig
+from pyhobbit.quality.evaluate import Costs, Evaluator, compare, log_softmax
+from pyhobbit.quality.search import Bound, Trials, cheapest_by_price, cheapest_that_holds
+from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
 from pyhobbit.settings.papers import settings_of
 
 ALL = 1.5  # bytes of all experts in both tiers by those in high precision, at most
 CONTEXT, CONTINUED, N_CHOICES = 12, 3, 4  # tokens, and ways to go on: 24 tokens to read in all
 N_CTX = 256
+N_FIT, N_CHUNKS, MAX_KL, FIT_POOLS = 128, 8, 0.01, 64 << 20  # static widths are fitted with these
 ALONE: Mapping[str, Any] = {"policy": "lru", "prefetch": 0, "calibrated": False}
 HIGH: Mapping[str, Any] = {**ALONE, "rule": "gate", "t1": 1.0}
 STRICT: Mapping[str, Any] = {**ALONE, "strict": True}
@@ -83,11 +87,27 @@ ARMS: Arms = {
 }
 
 
-def widths(lines: Path) -> tuple[Costs, float]:
-    """Each expert's divergence alone in low precision, and the highest price that the report found."""
+def costs_of(lines: Path) -> Costs:
+    """Each expert's divergence alone in low precision, of a report."""
     _, by_part = read_lines(lines)
-    alone, found = by_part["widths"]["figures"]
-    return static_costs(np.array(alone["values"], float)), float(found["rows"][-1]["setting"].split()[1])
+    return static_costs(np.array(by_part["widths"]["figures"][0]["values"], float))
+
+
+def fitted(model: Path, costs: Costs, text: str) -> float:
+    """The price of the static widths that keep MAX_KL on every second chunk, by a check on the others."""
+    config = CalibrationConfig(EngineConfig(CacheConfig(pools=FIT_POOLS), N_FIT, n_threads=1), max_kl=MAX_KL)
+    with Evaluator(model, config.engine, rule="edgemoe") as opened:
+        found = opened.chunks(text)
+        n = min(len(found), N_CHUNKS)
+        chunks = [found[i * len(found) // n] for i in (*range(0, n, 2), *range(1, n, 2))]
+        reference, seen = profile(opened, chunks)
+        half = (n + 1) // 2
+        fit, check = (Trials(opened, chunks[p], reference[p]) for p in (slice(half), slice(half, None)))
+        seen, bound = seen.first(half * opened.n_ctx), Bound.of(config, is_sure=True)
+        best, _ = cheapest_that_holds(
+            lambda limit: cheapest_by_price(fit, limit, costs, seen), fit, check, bound
+        )
+    return best.numbers["price"]
 
 
 def of_text(tokens: Sequence[int], n: int) -> list[Task]:
@@ -200,16 +220,19 @@ def main() -> None:
     add("-n", type=int, default=300, help="tasks of the text (default: %(default)s)")
     add("--pools", type=float, default=0.5, help="share of the experts in memory where some are replaced")
     add("--widths", type=Path, metavar="LINES")
+    add("--fit", type=Path, metavar="FILE", help="text that the static widths are fitted on")
     add("--arms", nargs="+", default=[*ARMS], choices=ARMS, help="beside all high")
     args = parser.parse_args()
-    if not (args.text or args.tasks):
-        parser.error("give --text or --tasks")
+    if not (args.text or args.tasks) or bool(args.widths) != bool(args.fit):
+        parser.error("give --text or --tasks, and --widths with --fit")
     model, *calibrated = args.model
     arms: list[tuple[str, Path, Mapping[str, Any]]] = [("all high", model, HIGH)]
     own = {"policy": "lru", "prefetch": 0, "strict": True}
     arms += [(f"calibrated, {each.stem}", each, own) for each in calibrated]
     if args.widths:
-        by_expert = {**HIGH, **STRICT, "rule": "edgemoe", "costs": widths(args.widths)}
+        costs = costs_of(args.widths)
+        given = costs, fitted(model, costs, args.fit.read_text())
+        by_expert = {**HIGH, **STRICT, "rule": "edgemoe", "costs": given}
         arms.append(("static widths", model, by_expert))
     arms += [(name, model, ARMS[name]) for name in args.arms if name != "all high"]
     with opened(model, ALL, HIGH) as session:

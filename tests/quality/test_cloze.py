@@ -58,13 +58,25 @@ def test_daop_replaces_missing_experts(tasks: list[cloze.Task]) -> None:
 
 
 def test_static_widths_are_those_of_a_report(tasks: list[cloze.Task]) -> None:
-    costs, highest = cloze.widths(models.ROOT / "docs/results/tiny-f16-amd-epyc.jsonl")
+    costs = cloze.costs_of(models.ROOT / "docs/results/tiny-f16-amd-epyc.jsonl")
     settings = {**cloze.HIGH, **cloze.STRICT, "rule": "edgemoe"}
-    for price, share_low in ((highest, 1), (0.0, 0)):
+    for price, share_low in ((1.0, 1), (0.0, 0)):
         given = {**settings, "costs": (costs, price)}
         with cloze.opened(models.tiny_tiers("q8_0", "q4_0"), 0.5, given) as session:
             stats = cloze.answers(session, tasks[:1]).stats
         assert stats.selections_low == share_low * stats.selections
+
+
+def test_static_widths_keep_their_limit_on_the_text_of_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = cloze.costs_of(models.ROOT / "docs/results/tiny-f16-amd-epyc.jsonl")
+    model, found = models.tiny_tiers("f16", "q4_0"), []
+    for limit in (1e-9, 0.003, 1.0):
+        monkeypatch.setattr(cloze, "MAX_KL", limit)
+        found.append(cloze.fitted(model, costs, TEXT.read_text()))
+    none, some, most = found
+    saved = 1 - 4.5 / 16  # bytes of q4_0 beside f16
+    n_low = [sum(cost < price * saved for cost in costs.low) for price in (none, some, most)]
+    assert n_low[0] == 0 < n_low[1] < n_low[2] == len(costs.low)
 
 
 def test_own_tasks_are_lines_of_json(tmp_path: Path) -> None:
