@@ -45,7 +45,9 @@ def section(
 ) -> Iterator[str]:
     """The lines of one report's section in Markdown. draws: plots are elements of HTML in place of tables."""
     yield f"## {head['model']}, {head.get('cpu')}, {head.get('memory')}"
-    yield from ("", "; ".join(f"{name}: {_cell(value)}" for name, value in head.items()) + ".")
+    times = [f"{name} {line['seconds']:g}" for name, line in by_part.items() if line.get("seconds")]
+    about = {**head, "seconds": ", ".join(times) or "not kept"}
+    yield from ("", "; ".join(f"{name}: {_cell(value)}" for name, value in about.items()) + ".")
     for line in by_part.values():
         yield from (text for note in line.get("notes", ()) for text in ("", f"**{note}**"))
         for figure in line.get("figures", ()):
@@ -57,17 +59,15 @@ def section(
                 yield from ("", *markdown(rows))
         if "not_run" in line:
             yield from ("", f"Not run: {line['part']}, {line['not_run']}.")
-    times = [f"{name} {line['seconds']:g}" for name, line in by_part.items() if line.get("seconds")]
-    yield from ("", f"Seconds of the parts: {', '.join(times)}.") if times else ()
 
 
 def _rows(figure: Figure) -> list[Mapping[str, Any]]:
-    """A table's own rows; of lines one for each series."""
-    if figure["kind"] == "table":
-        return list(figure["rows"])
+    """A table's own rows; of lines one for each series, but for a single one, which the title tells."""
+    series = figure.get("series", {})
+    if len(series) < 2:
+        return list(figure.get("rows", ()))
     x, label = figure.get("x", []), figure.get("x_label", "")
     some = np.unique(np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)).tolist()
-    series = figure.get("series", {})
     return [{label: name, **{_cell(x[i]): of[i] for i in some}} for name, of in series.items()]
 
 

@@ -31,9 +31,11 @@ def test_the_page_of_the_repository_is_that_of_its_lines(capsys: pytest.CaptureF
 
 def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[dict[str, Any]] = [{"setting": "a|b", "KL": 0.123456}, {"setting": "late", "more": None}]
-    line = figure("lines", "HOBBIT Fig. 3b", "skipping", x=list(range(100)), series={"low": [0.5] * 100})
+    series = {"low": [0.5] * 100, "skipped": [0.7] * 100}
+    line = figure("lines", "HOBBIT Fig. 3b", "skipping", x=list(range(100)), series=series)
+    told = figure("lines", "DAOP Table II", "mean cosine 0.9", x=[0, 1], series={"cosine": [0.9] * 2})
     heat = figure("map", "EdgeMoE Fig. 7a", "heat", values=[[1]])
-    figures = [table("HOBBIT Fig. 5a", "r", rows), line, heat]
+    figures = [table("HOBBIT Fig. 5a", "r", rows), line, told, heat]
     first = _lines(
         tmp_path / "b.jsonl",
         {"part": "start", "costs": {}, "notes": ["A guess."]},
@@ -45,12 +47,15 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "**A guess.**" in page
     assert "**HOBBIT Fig. 5a**: r. In the paper: r 0.99." in page
     assert "| a\\|b    | 0.1235 | -    |" in page
-    assert "|     | 0   | 14  | 28  | 42  | 57  | 71  | 85  | 99  |" in page
+    assert "|         | 0   | 14  | 28  | 42  | 57  | 71  | 85  | 99  |" in page
+    assert "mean cosine 0.9" in page
+    assert "| cosine" not in page
+    assert "memory: 8G; seconds: routing 1." in page
     assert "**EdgeMoE Fig. 7a**: heat. In the paper: one expert in INT2" in page
-    assert page.endswith("\n\nNot run: stock, no stock was built.\n\nSeconds of the parts: routing 1.\n")
+    assert page.endswith("\n\nNot run: stock, no stock was built.\n")
     html = results.page(*results.read_lines(first))
     assert "**EdgeMoE Fig. 7a**: heat" in html
-    assert html.count("<img src='data:image/svg+xml;base64,") == 2
+    assert html.count("<img src='data:image/svg+xml;base64,") == 3
     assert "Not run: stock, no stock was built" in html
 
 
