@@ -84,6 +84,7 @@ DEVICE_ARMS = _by_name(
     ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", calibrated=True, **_TWIDDLER),
     ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced", **_DAOP),
     ours("demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_DEMAND_RANK),
+    ours("demand-half", "as demand, a token's best half", fits=True, **{**_DEMAND_RANK, "confidence": 0.0}),
     *(
         ours(
             f"hobbit-{mode}-{n}{name}", f"HOBBIT, {n} layers of prefetch{name.replace('-', ', all ')}",

@@ -27,7 +27,7 @@ HOBBIT = [
 ]
 LOSSLESS = ["stock", "demand", *OURS, *HOBBIT[1::2]]
 STOCK = ["stock", "stock-repacked"]
-ARMS = ["demand", "demand-rank", *STOCK, *OURS, "ours-daop", *HOBBIT, "ours-eq2"]
+ARMS = ["demand", "demand-rank", "demand-half", *STOCK, *OURS, "ours-daop", *HOBBIT, "ours-eq2"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
         assert set(result["ttft_s"]) == {"4", "12"}
         assert result["tokens_per_second"] == pytest.approx(4 / result["decode_s"])
     assert len({results[arm]["logits_crc"] for arm in LOSSLESS}) == 1
-    for arm in ARMS[4:]:
+    for arm in ARMS[5:]:
         info, counters = results[arm]["info"], results[arm]["counters"]
         assert 0 < info["pool_bytes_high"] + info["pool_bytes_low"] <= 0.3 * head["expert_bytes"]
         assert counters["hits_high"] + counters["hits_low"] > 0

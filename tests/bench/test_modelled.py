@@ -216,6 +216,15 @@ def test_a_prompt_brings_what_it_lacks_and_one_precision_moves_no_other(folder: 
     assert line["ttft_s"]["128"] > line["ttft_bytes"]["128"] / 24.5e9
 
 
+def test_half_of_the_experts_move_half_of_the_bytes_and_an_unsure_token_runs_twice(folder: Path) -> None:
+    arms = ("demand", "demand-half", "demand-rank")
+    found = {arm: line["counters"] for arm, line in _run(folder, arms).items()}
+    moved = [found[arm]["bytes_transferred"] for arm in arms]
+    assert moved[1] / moved[0] == 0.5
+    assert moved[2] > 1.3 * moved[0]
+    assert [found[arm]["tokens_repeated"] for arm in arms] == [0, 0, 24]
+
+
 def test_predictions_are_as_often_right_where_the_running_layer_is_ranked_too(folder: Path) -> None:
     found = _run(folder, ("ours-daop",), share=0.25)["ours-daop"]["counters"]
     assert found["predicted_right"] > 0.7 * found["predicted"] > 0

@@ -90,14 +90,14 @@ def test_what_a_listed_figure_names_exists(name: str, here: str) -> None:
 
 _MODELLED = [
     line.strip()
-    for page in sorted(DOCS.glob("results/modelled-*.md"))
+    for page in sorted(DOCS.glob("results/*.md"))
     for line in page.read_text("utf-8").replace("\\\n", " ").splitlines()
     if line.startswith("    python -m bench.compare --prices")
 ]
 
 
 @pytest.mark.parametrize("command", _MODELLED)
-def test_a_command_of_a_modelled_page_is_one(command: str) -> None:
+def test_a_command_for_a_modelled_machine_is_one(command: str) -> None:
     parser = ArgumentParser()
     compare.add_options(parser)
     given = parser.parse_args(shlex.split(command)[3:])
