@@ -85,12 +85,17 @@ class Model:
                 self.weights[name] = rows.contiguous()
         self.dtype = weights["token_embd.weight"].dtype
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Hidden states before the output matrix, for ids of shape (sequences, tokens)."""
+    def __call__(self, ids: Tensor, streams: list[Tensor] | None = None) -> Tensor:
+        """Hidden states before the output matrix, for ids of shape (sequences, tokens).
+
+        streams: gets the residual stream after each layer.
+        """
         x = F.embedding(ids, self.weights["token_embd.weight"]).float()
         for n in range(N_LAYERS):
             x = self.attended(n, x)
             x = x + self.fed(n, x)
+            if streams is not None:
+                streams.append(x)
         return norm(x, self.weights["output_norm.weight"]).to(self.dtype)
 
     def logits(self, ids: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 """Finds a mixture of experts in SmolLM2-135M: carves it, heals it, and writes found.npz (README.md).
 
 python find.py GGUF WORK --minutes 75     # WORK keeps texts and a state that a second run goes on from
+    [--found found.npz --ranks 24 24 48 --near 1]    # heals what was found before
 """
 
 import argparse
@@ -172,10 +173,13 @@ def _order(importance: Tensor, shape: Shape) -> Tensor:
 
 
 class Follow:
-    """The routers' own loss: logits beside the experts' shares of the output, which need all activations."""
+    """The routers' own loss: logits beside the experts' shares of the output, which need all activations.
 
-    def __init__(self, layers: list[Carved]) -> None:
-        self.layers, self.losses, self.entropies = layers, [], []
+    near: weight of the residual streams' distance from the dense model's.
+    """
+
+    def __init__(self, layers: list[Carved], near: float) -> None:
+        self.layers, self.losses, self.entropies, self.near = layers, [], [], near
 
     def __call__(self, n: int, y: Tensor, h: Tensor, down: Tensor, logits: Tensor) -> None:
         layer = self.layers[n]
@@ -188,19 +192,23 @@ class Follow:
 
 
 def step(dense: Model, model: Model, chunk: Tensor, follow: Follow) -> float:
-    """Adds the gradients of the divergence of next tokens and of the routers' own loss; returns that."""
-    output = dense.weights["token_embd.weight"]
+    """Adds the gradients of three losses, and returns the first: the divergence of next tokens.
+
+    The others are the routers' own, and the distance of the residual streams from the dense model's.
+    """
+    output, led, leading = dense.weights["token_embd.weight"], [], []
     with torch.no_grad():
-        wanted = torch.log_softmax(dense.logits(chunk)[0], -1)
+        wanted = torch.log_softmax(F.linear(dense(chunk, leading)[0], output).float(), -1)
     follow.losses.clear()
     follow.entropies.clear()
-    hidden = model(chunk)[0]
+    hidden = model(chunk, led)[0]
     with torch.no_grad():
         got = torch.log_softmax(F.linear(hidden, output).float(), -1)
         probabilities = wanted.exp()
         loss = (probabilities * (wanted - got)).sum(-1).mean().item()
         gradient = ((got.exp() - probabilities) / len(got)).to(model.dtype) @ output
-    own = torch.stack(follow.losses).sum() * _FOLLOW
+    away = [((x - y).pow(2).sum(-1) / y.pow(2).sum(-1)).mean() for x, y in zip(led, leading, strict=True)]
+    own = torch.stack(follow.losses).sum() * _FOLLOW + torch.stack(away).mean() * follow.near
     torch.autograd.backward([hidden, own], [gradient, None])
     return loss
 
@@ -248,8 +256,10 @@ def heal(
     unseen: dict[str, Tensor],
     work: Path,
     until: float,
+    near: float,
 ) -> None:
-    state, model, follow = Healing(layers, work / "state.pt"), Model(dense.weights, layers), Follow(layers)
+    state, model = Healing(layers, work / "state.pt"), Model(dense.weights, layers)
+    follow = Follow(layers, near)
     base = {p: perplexity(dense, chunks[:_N_QUICK]) for p, chunks in unseen.items()}
     began, before, last, losses = time.time(), state.spent, 0.0, []
     while (left := until - time.time()) > 0:
@@ -279,10 +289,10 @@ def write_found(layers: list[Carved], path: Path) -> None:
     """Writes what was found, 8 bits for a number of the differences, for carved_gguf.py."""
     arrays = {"shared": np.int32(layers[0].shape.shared), "used": np.int32(_USED)}
     arrays["order"] = np.stack([layer.order.numpy().astype(np.uint16) for layer in layers])
+    flatter = _FLATTER if layers[0].shape.used < _USED else 1.0
     for name in ("router", "scale", "attn_norm", "ffn_norm"):
-        arrays[name] = np.stack(
-            [getattr(layer, name).detach().numpy().astype(np.float16) for layer in layers]
-        )
+        values = np.stack([getattr(layer, name).detach().numpy() for layer in layers])
+        arrays[name] = (values * (flatter if name == "router" else 1)).astype(np.float16)
     for part in layers[0].inner:
         for side, axis in (("inner", 2), ("outer", 1)):
             values = np.stack([getattr(layer, side)[part].detach().numpy() for layer in layers])
@@ -291,23 +301,53 @@ def write_found(layers: list[Carved], path: Path) -> None:
     np.savez_compressed(path, **arrays)
 
 
+def read_found(path: Path, ranks: tuple[int, int, int], dense: Model, chunk: Tensor) -> list[Carved]:
+    """Reads what write_found wrote, with room for differences of these ranks. chunk: of text."""
+    found, layers = dict(np.load(path)), []
+    for n, order in enumerate(found["order"]):
+        layer = Carved(Shape(used=int(found["used"]), ranks=ranks), torch.from_numpy(order.astype(np.int64)))
+        for name in ("router", "scale", "attn_norm", "ffn_norm"):
+            getattr(layer, name).data = torch.from_numpy(found[name][n].astype(np.float32))
+        for part in layer.inner:
+            for side, kept in (("inner", layer.inner[part].data.T), ("outer", layer.outer[part].data)):
+                step = found[f"{part}_{side}_step"][n].astype(np.float32)
+                values = torch.from_numpy(found[f"{part}_{side}"][n] * step)
+                values = values.T if side == "inner" else values
+                kept[: len(values)] = values
+        layers.append(layer)
+    model = Model(dense.weights, layers)
+    model.seen = lambda n, _y, h, down, _l: layers[n].spread.fill_(
+        _SPREAD * _FLATTER / _mass(_importance(h, down), layers[n].shape).pow(2).mean().sqrt()
+    )
+    with torch.no_grad():
+        model(chunk)
+    return layers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("gguf", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--found", type=Path)
+    parser.add_argument("--ranks", type=int, nargs=3, default=Shape.ranks, help="with --found")
+    parser.add_argument("--near", type=float, default=0.0, help="weight of the residual streams' distance")
     args = parser.parse_args()
     until = time.time() + args.minutes * 60
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     sources, unseen = tokens(args.gguf, args.work)
     dense = Model(load(args.gguf, torch.bfloat16))
     kept = args.work / "carved.pt"
-    if not kept.exists():
-        torch.save(torch.nn.ModuleList(carve(dense, Shape(), sources)).state_dict(), kept)
-    layers = [Carved(Shape(), torch.zeros(NEURONS, dtype=torch.int64)) for _ in range(N_LAYERS)]
-    torch.nn.ModuleList(layers).load_state_dict(torch.load(kept))
-    heal(dense, layers, sources, unseen, args.work, until)
+    if args.found:
+        layers = read_found(args.found, tuple(args.ranks), dense, sources[0][:1].long())
+    else:
+        if not kept.exists():
+            torch.save(torch.nn.ModuleList(carve(dense, Shape(), sources)).state_dict(), kept)
+        layers = [Carved(Shape(), torch.zeros(NEURONS, dtype=torch.int64)) for _ in range(N_LAYERS)]
+        torch.nn.ModuleList(layers).load_state_dict(torch.load(kept))
+    heal(dense, layers, sources, unseen, args.work, until, args.near)
     write_found(layers, args.work / "found.npz")
 
 
