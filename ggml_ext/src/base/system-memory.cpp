@@ -9,7 +9,6 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
-#include <sys/mman.h>
 #include <unistd.h>
 
 namespace hobbit {
@@ -162,13 +161,6 @@ char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment) {
 char * page_of(char * address) {
     static const auto page = uintptr_t(sysconf(_SC_PAGESIZE));
     return address - uintptr_t(address) % page;
-}
-
-void ask_for_huge_pages(char * base, size_t size) {
-#ifdef MADV_HUGEPAGE
-    char * first = page_of(base);
-    madvise(first, size_t(base + size - first), MADV_HUGEPAGE);
-#endif
 }
 
 } // namespace hobbit

@@ -36,8 +36,4 @@ char * page_of(char * address);
 // The buffer's first address that is a multiple of `alignment`. For a device's memory it is an address of the device.
 char * aligned_base(ggml_backend_buffer_t buffer, size_t alignment);
 
-// Asks the system for huge pages: a read into one is a single request, a read into scattered small pages is many. Pages
-// that were touched before stay small.
-void ask_for_huge_pages(char * base, size_t size);
-
 } // namespace hobbit

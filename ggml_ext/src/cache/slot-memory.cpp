@@ -258,8 +258,6 @@ bool slot_memory::allocate_bank(ggml_backend_buffer_type_t packed, size_t size) 
     bank.base = aligned_base(owner, file_reader::alignment);
     if (!layout_.in_host()) {
         ggml_backend_buffer_clear(owner, 0); // kernels multiply what follows a row by zero: it must be a number
-    } else {
-        ask_for_huge_pages(bank.base, size);
     }
     if (packed) {
         bank.buffer.reset(ggml_backend_cpu_buffer_from_ptr(bank.base, size));

@@ -18,9 +18,6 @@ loader::loader(file_reader & reader, stats & stats, uint32_t n_threads, const st
     disk_(std::max(n_threads, 2u) - 1),
     clock_(std::move(clock)),
     reading_since_(n_threads, steady::time_point::max()) {
-    if (staging_memory_) {
-        ask_for_huge_pages(aligned_base(staging_memory_.get(), HUGE_PAGE), staging_size(n_threads));
-    }
     for (ggml_backend_dev_t device : devices) {
         if (!is_host_device(device)) {
             links_.try_emplace(device);

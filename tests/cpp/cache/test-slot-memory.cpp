@@ -78,12 +78,6 @@ TEST_CASE("the kernel is asked for huge pages, where it has any") {
     high_slots         slots(model);
     REQUIRE(slots.allocate(uint32_t(size / slots.slot_size())).ok());
     CHECK(flags_at(base_of(slots, 0) + size / 2).find(" hg ") != std::string::npos);
-
-    const std::vector<char> memory(size); // a bank begins within a page where pages are large
-    char *                  bank = const_cast<char *>(memory.data()) + 100;
-    CHECK(flags_at(bank + size / 2).find(" hg ") == std::string::npos);
-    ask_for_huge_pages(bank, size - 100);
-    CHECK(flags_at(bank + size / 2).find(" hg ") != std::string::npos);
 }
 
 TEST_CASE("the error of a device that is full says how much could be had, and what to do") {
