@@ -140,8 +140,8 @@ class server_hooks {
     // A model is to be loaded: what its plan of memory has to know is added.
     virtual void start(common_params &) {}
 
-    // The context of a loaded model, and why it cannot be used; with null the model is about to be freed.
-    virtual void use(const llama_context *, std::string & /* failure */) {}
+    // The context of a loaded model; with null the model is about to be freed.
+    virtual void use(const llama_context *) {}
 
     // The HTTP server is set up, but for its routes.
     virtual void listen(httplib::Server &, const common_params &) {}
@@ -182,7 +182,7 @@ class server_hooks {
     // The slots have used up n_cells that they share: whose answer ends? -1: nobody's.
     virtual void overflow(const server_slot_views &, int32_t /* n_cells */, int32_t & /* id */) {}
 
-    // A computation failed: why, as far as known.
+    // A model was loaded or a computation failed: why it cannot be used, as far as known.
     virtual void failure(const llama_context *, std::string &) {}
 
     // A model was unloaded: is it loaded again at once, since it might compute then?
@@ -191,8 +191,8 @@ class server_hooks {
     // Milliseconds without a request after which the model is unloaded; negative: never.
     virtual void idle(int64_t & /* ms */) {}
 
-    // A signal asks the server to end, which calls llama_server_terminate(). The handler of the signal calls it.
-    virtual void interrupt(int /* signal */) {}
+    // A signal asks the server to end. The handler of the signal calls it; who handles it calls llama_server_terminate.
+    virtual void interrupt(int /* signal */, bool & /* is_handled */) {}
 
     // The server has something to compute, or nothing.
     virtual void busy(bool) {}

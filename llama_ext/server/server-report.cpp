@@ -274,7 +274,7 @@ namespace {
 class report_hooks : public server_hooks {
   public:
     // With null the model can be freed: its last counters are kept until another one is loaded.
-    void use(const llama_context * ctx, std::string & failure) override {
+    void use(const llama_context * ctx) override {
         hobbit_model * model = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
         hobbit_info    info  = {};
 
@@ -287,18 +287,15 @@ class report_hooks : public server_hooks {
             }
             hobbit_get_settings(model, settings.data(), settings.size());
         }
-        {
-            std::lock_guard<std::mutex> lock(g_cache.mutex);
-            read_counters();
-            hobbit_unref(g_cache.model);
-            g_cache.model = model;
-            if (ctx) {
-                g_cache.cached   = model;
-                g_cache.info     = info;
-                g_cache.settings = std::move(settings);
-            }
+        std::lock_guard<std::mutex> lock(g_cache.mutex);
+        read_counters();
+        hobbit_unref(g_cache.model);
+        g_cache.model = model;
+        if (ctx) {
+            g_cache.cached   = model;
+            g_cache.info     = info;
+            g_cache.settings = std::move(settings);
         }
-        failure = ctx ? check(ctx) : "";
     }
 
     void failure(const llama_context * ctx, std::string & reason) override {
@@ -333,7 +330,8 @@ class report_hooks : public server_hooks {
         };
     }
 
-    void interrupt(int signal) override {
+    void interrupt(int signal, bool & is_handled) override {
+        is_handled = true;
         if (g_ending.urgency == 2) {
             static const char what[] = "a further signal: the server ends at once\n";
             std::_Exit(write(STDERR_FILENO, what, sizeof(what) - 1) < 0 ? 2 : 1);
