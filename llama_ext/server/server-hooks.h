@@ -244,6 +244,20 @@ hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id
 common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,
                                   const common_chat_msg & before);
 
+// All slots, and what the batch has of each.
+template <typename Slots, typename Batch>
+server_slot_views server_views(const Slots & slots, const Batch & batch) {
+    server_slot_views all;
+    for (const auto & slot : slots) {
+        all.push_back(slot.view());
+    }
+    for (const auto & token : batch.tokens) {
+        all[token.id_slot].n_batch++;
+        all[token.id_slot].n_prompt_batch += token.is_prompt;
+    }
+    return all;
+}
+
 // Threads of connections beside the first ones, at most. `listen` sets it.
 inline int server_threads = 0;
 
