@@ -44,8 +44,8 @@ class checkpoint_hooks : public server_hooks {
         const int64_t n_drafts = drafts ? params.n_parallel : 0; // a slot keeps the state before its draft
         const int64_t n        = int64_t(params.n_parallel) * std::max(params.n_ctx_checkpoints, 0) + n_drafts;
 
-        server_override(params, "hobbit.snapshots", n);
-        server_override(params, "hobbit.least_snapshots", n_drafts);
+        server_add_override(params, "hobbit.snapshots", n);
+        server_add_override(params, "hobbit.least_snapshots", n_drafts);
     }
 
     // The slot with the most checkpoints drops its oldest; among equals this slot, then the one unused for longest.

@@ -29,11 +29,17 @@ std::unique_ptr<server_http_res> server_refusal(const std::string & message, int
     return server_answer({ { "error", error } }, status);
 }
 
-int64_t server_override(common_params & params, const std::string & key, int64_t value) {
-    auto &     kvs   = params.kv_overrides;
-    const auto given = std::find_if(kvs.begin(), kvs.end(), [&](const auto & kv) { return kv.key == key; });
-    if (given != kvs.end()) {
-        return given->tag == LLAMA_KV_OVERRIDE_TYPE_INT ? given->val_i64 : value; // the model's opening refuses it
+int64_t server_override(const common_params & params, const std::string & key, int64_t value) {
+    const auto & kvs   = params.kv_overrides;
+    const auto   is_it = [&](const auto & kv) { return kv.key == key && kv.tag == LLAMA_KV_OVERRIDE_TYPE_INT; };
+    const auto   given = std::find_if(kvs.begin(), kvs.end(), is_it);
+    return given == kvs.end() ? value : given->val_i64;
+}
+
+void server_add_override(common_params & params, const std::string & key, int64_t value) {
+    auto & kvs = params.kv_overrides;
+    if (std::any_of(kvs.begin(), kvs.end(), [&](const auto & kv) { return kv.key == key; })) {
+        return;
     }
     llama_model_kv_override kv = {};
     kv.tag                     = LLAMA_KV_OVERRIDE_TYPE_INT;
@@ -41,7 +47,6 @@ int64_t server_override(common_params & params, const std::string & key, int64_t
     key.copy(kv.key, sizeof(kv.key) - 1);
     kvs.resize(std::max<size_t>(kvs.size(), 1)); // the end
     kvs.insert(kvs.begin(), kv);
-    return value;
 }
 
 common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,

@@ -233,9 +233,11 @@ inline uint64_t server_hash(const std::string & bytes, uint64_t hash = 146959810
     return hash;
 }
 
-// The value of an override, which is added where it is not given. One of another type counts as not given here, and
-// is refused when the model is opened.
-int64_t server_override(common_params & params, const std::string & key, int64_t value);
+// The value of an override, or `value` where none is given. One of another type is refused when the model is opened.
+int64_t server_override(const common_params & params, const std::string & key, int64_t value);
+
+// Adds an override where none is given.
+void server_add_override(common_params & params, const std::string & key, int64_t value);
 
 // The precision of what the sequence computes next, or for -1 a request without settings; without a cache all high.
 hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id = -1);

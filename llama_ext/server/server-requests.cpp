@@ -287,26 +287,7 @@ bool is_trusted(const httplib::Request & req, const common_params & params) {
 class requests_hooks : public server_hooks {
   public:
     void start(common_params & params) override {
-#ifdef __GLIBC__
-        // where they are not set they grow to many MiB, which the heap of each thread keeps
-        mallopt(M_MMAP_THRESHOLD, KEPT);
-        mallopt(M_TRIM_THRESHOLD, KEPT);
-#endif
-        const auto   is_limit   = [](const auto & kv) { return std::strcmp(kv.key, "hobbit.memory") == 0; };
-        const auto & kvs        = params.kv_overrides;
-        const bool   has_media  = !params.mmproj.path.empty();
-        const bool   is_limited = std::any_of(kvs.begin(), kvs.end(), is_limit);
-        const auto   memory     = uint64_t(is_limited ? server_override(params, "hobbit.memory", 0) : 0);
-        g_string_byte           = has_media ? MEDIA_BYTE : STRING_BYTE;
-
-        // drafts by n-grams have a table beside all requests
-        const auto & drafts  = params.speculative.types;
-        const bool   has     = std::count(drafts.begin(), drafts.end(), COMMON_SPECULATIVE_TYPE_NGRAM_MOD) > 0;
-        const auto   table   = has ? NGRAM_TABLE : 0;
-        const auto   wanted  = hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media) + table;
-        const auto   planned = uint64_t(server_override(params, "hobbit.requests", int64_t(wanted)));
-        g_planned            = (planned - std::min(table, planned / 2)) / 3 * 2;
-        server_threads       = memory == 0 ? 1024 : int(std::clamp<uint64_t>(g_planned / 2 / CONNECTION, 8, 1024));
+        server_add_override(params, "hobbit.requests", int64_t(plan(params)));
     }
 
     // Requests are bounded where the model has an expert cache.
@@ -329,9 +310,8 @@ class requests_hooks : public server_hooks {
     }
 
     void listen(httplib::Server & server, const common_params & params) override {
-        g_is_router       = params.model.path.empty();
-        common_params own = params;
-        start(own); // the number of threads
+        g_is_router = params.model.path.empty();
+        plan(params);
         // a body that stops in the middle holds memory that others wait for
         server.set_read_timeout(std::min(params.timeout_read, 10));
         server.set_write_timeout(std::min(params.timeout_write, 30)); // as an answer that nobody reads
@@ -437,6 +417,28 @@ class requests_hooks : public server_hooks {
     }
 
   private:
+    // Sets what is to be known before the model is loaded. Returns the memory of requests, with tables.
+    static uint64_t plan(const common_params & params) {
+#ifdef __GLIBC__
+        // where they are not set they grow to many MiB, which the heap of each thread keeps
+        mallopt(M_MMAP_THRESHOLD, KEPT);
+        mallopt(M_TRIM_THRESHOLD, KEPT);
+#endif
+        const bool has_media = !params.mmproj.path.empty();
+        const auto memory    = uint64_t(server_override(params, "hobbit.memory", 0));
+        g_string_byte        = has_media ? MEDIA_BYTE : STRING_BYTE;
+
+        // drafts by n-grams have a table beside all requests
+        const auto & drafts  = params.speculative.types;
+        const bool   has     = std::count(drafts.begin(), drafts.end(), COMMON_SPECULATIVE_TYPE_NGRAM_MOD) > 0;
+        const auto   table   = has ? NGRAM_TABLE : 0;
+        const auto   wanted  = hobbit_request_bytes(uint64_t(params.n_ctx), memory, has_media) + table;
+        const auto   planned = uint64_t(server_override(params, "hobbit.requests", int64_t(wanted)));
+        g_planned            = (planned - std::min(table, planned / 2)) / 3 * 2;
+        server_threads       = memory == 0 ? 1024 : int(std::clamp<uint64_t>(g_planned / 2 / CONNECTION, 8, 1024));
+        return planned;
+    }
+
     std::atomic<size_t> longest_{ 1 }; // bytes of a token of the vocabulary
 };
 
