@@ -107,10 +107,10 @@ class products {
     }
 
   private:
-    // The second cache holds weights that several rows need. For one row, chunks are long: nothing fetches their begin.
+    // Chunks are long, since each prepares its rows anew; but the second cache holds weights that several rows need.
     std::pair<int64_t, int64_t> chunk_size(int64_t n_rows) const {
         const int64_t n_all = ids_ ? numbers_[n_matrices_] : ggml_nrows(&x_); // rows of all matrices
-        int64_t       n_x = n_rows == 1 ? 256 : 128, n_y = 512;
+        int64_t       n_x = n_rows == 1 || w_.nb[1] <= 2048 ? 256 : 128, n_y = 512;
         while (w_.ne[1] * n_all < 4 * params_.nth * n_x * std::min(n_y, n_rows) && n_x > 16) {
             (n_y > PLAIN_ROWS ? n_y : n_x) /= 2;
         }

@@ -24,7 +24,6 @@ void unpack(weights & w, const row_lanes & rows, int64_t b, int64_t) {
 }
 
 inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int part) {
-#pragma GCC unroll 2
     for (int j = 0; j < 8; j += 4) {
         int_lanes words[4];
         load_words(words, rows, offset + offsetof(block_q4_K, qs) + 32 * part + 4 * j);
@@ -39,23 +38,25 @@ inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int
 // A product is added up by blocks, as ggml's kernels do; by quarters of blocks where rows are stored by fours.
 template <int T, typename row_block, typename F>
 inline void multiply_block(const weights & w, const activations & y, int64_t b, accumulators & acc, int first, F sub) {
-    int_lanes       sums[T] = {}, mins[T] = {};
-    const columns * two = nullptr;
-    for (int i = 0; i < 8; i++) {
-        const int8_t * a[T];
-        int_lanes      part[T] = {};
-        two                    = i % 2 == 0 ? sub(i / 2) : two;
-        for (int t = 0; t < T; t++) {
-            a[t] = y.values[first + t] + b * y.block_size + 4 * STEP<row_block> * i;
+    int_lanes sums[T] = {}, mins[T] = {};
+    static_assert(columns_of_sum(15) == 32, "a sub-block needs one sum");
+    const int8_t * a[T];
+    for (int t = 0; t < T; t++) {
+        a[t] = y.values[first + t] + b * y.block_size;
+    }
+    for (int quarter = 0; quarter < 4; quarter++) {
+        const columns * two = sub(quarter);
+        for (int i = 0; i < 2; i++) {
+            int_lanes part[T] = {};
+            multiply_columns<32, T, STEP<row_block>>(two[i], 0, a, part);
+            for (int t = 0; t < T; t++) {
+                a[t]    += 4 * STEP<row_block>;
+                sums[t] += scaled(part[t], w.scales[2 * quarter + i]);
+            }
         }
-        static_assert(columns_of_sum(15) == 32, "a sub-block needs one sum");
-        multiply_columns<32, T, STEP<row_block>>(two[i % 2], 0, a, part);
         for (int t = 0; t < T; t++) {
-            sums[t] += scaled(part[t], w.scales[i]);
-        }
-        for (int t = 0; i % 2 == 1 && t < T; t++) {
-            mins[t] = add_pairs(mins[t], int_lanes{} + y.sum_of(4 * b + i / 2, first + t), w.mins[i / 2]);
-            if (STEP<row_block> == 32 || i == 7) {
+            mins[t] = add_pairs(mins[t], int_lanes{} + y.sum_of(4 * b + quarter, first + t), w.mins[quarter]);
+            if (STEP<row_block> == 32 || quarter == 3) {
                 add_scaled(acc, first + t, w, y.d_of(b, first + t), sums[t], mins[t]);
             }
         }

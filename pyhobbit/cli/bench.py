@@ -128,8 +128,7 @@ def _cut(engine: "Engine", text: str, n_tokens: int) -> str:
 def _read_prompt(engine: "Engine", text: str) -> Figures:
     """Tokens that were not in the context, seconds to the first answer, bytes read. Raises HobbitError."""
     before = engine.stats()
-    for _ in engine.generate(text, 1):
-        pass
+    list(engine.generate(text, 1))
     step = engine.stats().since(before)
     if step.time_to_first_token_s is None:
         raise HobbitError("the model ended its answer after a prompt; give another length with --prompts")
