@@ -3,12 +3,11 @@
 
     python -m bench.kernels --types q4_0 q4_K --tokens 1 8 32 512 --threads 2
 
-Prints GB of weights a second, the best of --reps. CPU has the weights that llama.cpp does not repack. With
---cpu-time they are GB a second of processor time, which other programs distort less.
+Prints GB of weights a second, the best of --reps; cached: of one token, from the second-level cache. CPU has
+what llama.cpp does not repack. --cpu-time counts processor time, which other programs distort less.
 """
 
 import ctypes
-import math
 import sys
 import time
 from argparse import Namespace
@@ -25,6 +24,7 @@ from pyhobbit.native.devices import Ggml
 
 _POINTER = ctypes.c_void_p
 _N_IN, _F32 = 2048, 0
+_CACHED = 512 << 10  # bytes of a thread's part in the second-level cache
 
 
 class _Parameters(ctypes.Structure):
@@ -47,25 +47,28 @@ class Products(Ggml):
             types.append(extra[len(types) - 1])
         self.buffer_types = {self("backend_buft_name", "sp", buft).decode(): buft for buft in types}
 
-    def seconds(self, buft: int, kind: GgmlType, n_out: int, n_tokens: int, args: Namespace) -> float:
-        """The least time of a product of n_out rows and n_tokens of activations; inf: none."""
+    def speed(self, buft: int, kind: GgmlType, n_bytes: int, n_tokens: int, args: Namespace) -> float:
+        """The most GB a second of products of these bytes of weights and n_tokens of activations; 0: none."""
+        n_out = n_bytes // kind.nbytes(_N_IN) // 16 * 16
+        n_times = max(1, (args.mb << 20) // n_bytes)
         contexts = [self("init", "pS", _Parameters(1 << 22, None, True)) for _ in range(2)]
         weights = self("new_tensor_2d", "ppinn", contexts[0], kind.id, _N_IN, n_out)
         x = self("new_tensor_2d", "ppinn", contexts[1], _F32, _N_IN, n_tokens)
-        product = self("mul_mat", "pppp", contexts[1], weights, x)
+        products = [self("mul_mat", "pppp", contexts[1], weights, x) for _ in range(n_times)]
         places = zip(contexts, (buft, self.buffer_types["CPU"]), strict=True)
         buffers = [self("backend_alloc_ctx_tensors_from_buft", "ppp", *place) for place in places]
         random = np.random.default_rng(1)
         rows = quantize(kind, random.standard_normal((16, _N_IN), np.float32), np.ones(_N_IN, np.float32))
-        if not self("backend_dev_supports_op", "bpp", self.device, product):
-            return math.inf
+        if not self("backend_dev_supports_op", "bpp", self.device, products[0]):
+            return 0.0
         for tensor, data in (
             (weights, np.tile(np.ascontiguousarray(rows).view(np.uint8).ravel(), n_out // 16)),
             (x, random.standard_normal((n_tokens, _N_IN), np.float32)),
         ):
             self("backend_tensor_set", "vppzz", tensor, data.ctypes.data, 0, data.nbytes)
         graph = self("new_graph", "pp", contexts[1])
-        self("build_forward_expand", "vpp", graph, product)
+        for product in products:
+            self("build_forward_expand", "vpp", graph, product)
         backend = self("backend_dev_init", "ppp", self.device, None)
         self("backend_cpu_set_n_threads", "vpi", backend, args.threads)
         compute = self.function("backend_graph_compute", "ipp")
@@ -73,7 +76,7 @@ class Products(Ggml):
         for buffer, context in zip(buffers, contexts, strict=True):
             self("backend_buffer_free", "vp", buffer)
             self("free", "vp", context)
-        return min(times[1:])
+        return n_times * kind.nbytes(_N_IN) * n_out / min(times[1:]) / 1e9
 
 
 def _timed(call: Callable[[], Any], args: Namespace) -> float:
@@ -101,12 +104,11 @@ def main() -> int:
     parser.add_argument("--cpu-time", action="store_true")
     args = parser.parse_args()
     ggml = Products()
-    print(f"{'':8} {'buffer type':16}" + "".join(f"{n:>6} tokens" for n in args.tokens))
+    print(f"{'':8} {'buffer type':16}{'cached':>13}" + "".join(f"{n:>6} tokens" for n in args.tokens))
+    sizes = [(args.threads * _CACHED, 1), *((args.mb << 20, n) for n in args.tokens)]
     for kind in map(type_by_name, args.types):
-        n_out = (args.mb << 20) // kind.nbytes(_N_IN) // 16 * 16
         for name, buft in ggml.buffer_types.items():
-            times = [ggml.seconds(buft, kind, n_out, n, args) for n in args.tokens]
-            speeds = [kind.nbytes(_N_IN) * n_out / seconds / 1e9 for seconds in times]
+            speeds = [ggml.speed(buft, kind, n_bytes, n, args) for n_bytes, n in sizes]
             if all(speeds):
                 print(f"{kind.name:8} {name:16}" + "".join(f"{speed:13.2f}" for speed in speeds), flush=True)
     print(f"reading alone: {_probe(args):.1f} GB/s")
