@@ -108,10 +108,10 @@ def test_the_batch_is_that_of_llama_server() -> None:
     assert batch_of(512) == ["--batch-size", "2048", "--ubatch-size", "512"]
     assert batch_of(4096) == ["--batch-size", "4096", "--ubatch-size", "4096"]
     assert _parse("m.gguf", "--batch", "1024", "-c", "9").batch == 1024
-    serve._check_batch_and_drafts(1024, ["-c", "9"])
-    serve._check_batch_and_drafts(None, ["-ub", "64"])
+    serve._check_batch(1024, ["-c", "9"])
+    serve._check_batch(None, ["-ub", "64"])
     with pytest.raises(ConfigError, match="--batch sets --batch-size and --ubatch-size"):
-        serve._check_batch_and_drafts(1024, ["-ub", "64"])
+        serve._check_batch(1024, ["-ub", "64"])
     with pytest.raises(ConfigError, match="n_batch is 0"):
         serve.run(_parse("m.gguf", "--batch", "0"))
 
