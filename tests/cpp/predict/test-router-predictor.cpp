@@ -495,7 +495,7 @@ TEST_CASE("microseconds of routers at once and one after the other" * doctest::s
                     REQUIRE(predict(p, cpu, input.tensor, layer_id(layer), at_once ? n_ahead : 1, 2, predictions).ok());
                 }
                 const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-                least[i % 2]                                        = std::min(least[i % 2], took.count());
+                least[i % 2]                                         = std::min(least[i % 2], took.count());
             }
             std::printf("%d x %d, %u layers: %.1f at once, %.1f one after the other\n", n_experts, width, n_ahead,
                         least[0], least[1]);
