@@ -49,7 +49,14 @@ collect_ignore += [
     if path.stem.removeprefix("test_paper_") not in PAPERS
 ]
 if not {"daop", "edgemoe", "hobbit", "mobile", "twiddler"} <= PAPERS.keys():
-    beside = ("bench", "device/test_gpu.py", "quality/test_cloze.py")  # they compare these papers
+    # they compare these papers
+    beside = (
+        "bench",
+        "carved_moe/test_ideas.py",
+        "device/test_gpu.py",
+        "docs/test_figures.py",
+        "quality/test_cloze.py",
+    )
     collect_ignore += [str(TESTS / each) for each in beside]
 
 
