@@ -45,7 +45,7 @@ def main() -> None:
                 f"{y:.3g}", (x, y), (0, below), textcoords="offset points", ha="center", color=colour
             )
     axes.set(xlabel=f"memory, GB (the model has {FILE_GB} GB)", ylabel="token/s", xlim=(0, 5.4), ylim=(0, 45))
-    axes.set_title("Qwen3-30B-A3B's shape and routing, Q4_K_M, two CPU cores, 1.3 GB/s of disk", fontsize=11)
+    axes.set_title("Qwen3-30B-A3B's shape, Q4_K_M, two CPU cores, 1.3 GB/s of disk", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(loc="upper left", frameon=False)
     figure.savefig(DOCS / "speed-by-memory.svg", metadata={"Date": None})
