@@ -18,7 +18,7 @@ from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.quantize import type_by_name
 from pyhobbit.quality.calibration import profile
-from pyhobbit.quality.costs import CostRuns, static_costs
+from pyhobbit.quality.costs import CostRuns
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.routing.observe import observed
@@ -63,7 +63,7 @@ class _Fitted:
         self.costs: dict[str, Costs] = {}
         for rule in set(opened) & {"price", "edgemoe"}:
             runs = CostRuns(opened[rule], chunks, self.reference, self.seen)
-            self.costs[rule] = runs.by_layer() if rule == "price" else static_costs(runs.by_expert())
+            self.costs[rule] = runs.by_layer() if rule == "price" else runs.by_expert()
 
     def cheapest(self, rule: str, max_kl: float) -> Quality:
         bound = Bound.of(CalibrationConfig(self._run.engine(), max_kl=max_kl))

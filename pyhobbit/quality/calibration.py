@@ -22,7 +22,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import model_parts
 from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
-from pyhobbit.quality.costs import CostRuns, static_costs
+from pyhobbit.quality.costs import CostRuns
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
 from pyhobbit.quality.report import CalibrationReport
@@ -247,10 +247,7 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
     n_runs = _n_cost_runs(config, n_layers, n_experts_used)
     with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
-        if rule == "edgemoe":
-            found.costs = static_costs(runs.by_expert())
-        else:
-            found.costs = runs.by_layer()
+        found.costs = runs.by_expert() if rule == "edgemoe" else runs.by_layer()
         bar.total = bar.n
     costs = found.costs
     _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_price(trials, bound, costs, seen))

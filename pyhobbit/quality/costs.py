@@ -48,16 +48,16 @@ class CostRuns:
         never, costs = np.full(where.shape, math.inf), np.where(where, 1.0, math.inf)
         return low, self._divergence(f"skip layer {layer}", never, costs, threshold) / lost
 
-    def by_expert(self) -> np.ndarray:
-        """Mean divergence with one expert low: float64 [n_layers, n_experts], NaN for unused ones."""
+    def by_expert(self) -> Costs:
+        """Costs of the rule edgemoe: mean divergences with one expert low. Unused experts come first."""
         info = self.evaluator.info
-        found = np.full((info.n_layers, info.n_experts), math.nan)
+        found = np.zeros((info.n_layers, info.n_experts))
         for i, layer in enumerate(self.seen.layers):
             for expert in np.unique(self.seen.used(self.seen.experts, i)):
                 only = np.zeros(found.shape, bool)
                 only[layer, expert] = True
                 found[layer, expert] = self._low(f"expert {layer} {expert}", only.ravel())
-        return found
+        return Costs(tuple(found.ravel().tolist()), (math.inf,) * found.size)
 
     def _low(self, name: str, where: np.ndarray) -> float:
         """The divergence with a part in low precision. where: layers, or experts of all layers."""
@@ -79,9 +79,3 @@ def less_important_half(square: np.ndarray) -> tuple[float, float]:
         return 0.0, 0.0
     threshold = float(np.nanmedian(others))
     return threshold, float(np.nanmean(np.where(others < threshold, others, 0.0).sum(axis=-1)))
-
-
-def static_costs(divergences: np.ndarray) -> Costs:
-    """Costs of the rule edgemoe: the measured divergences themselves; unused experts come first."""
-    low = np.nan_to_num(divergences, nan=0.0).ravel()
-    return Costs(tuple(low.tolist()), (math.inf,) * low.size)

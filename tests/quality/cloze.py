@@ -31,7 +31,6 @@ from pyhobbit.engine.stats import CacheStats
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.quality.calibration import profile
-from pyhobbit.quality.costs import static_costs
 from pyhobbit.quality.evaluate import Costs, Evaluator, compare, log_softmax
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_price, cheapest_that_holds
 from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
@@ -90,7 +89,8 @@ ARMS: Arms = {
 def costs_of(lines: Path) -> Costs:
     """Each expert's divergence alone in low precision, of a report."""
     _, by_part = read_lines(lines)
-    return static_costs(np.array(by_part["widths"]["figures"][0]["values"], float))
+    low = np.ravel(by_part["widths"]["figures"][0]["values"]).tolist()
+    return Costs(tuple(low), (math.inf,) * len(low))
 
 
 def fitted(model: Path, costs: Costs, text: str) -> float:

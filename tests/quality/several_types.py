@@ -101,7 +101,7 @@ class Widths:
                 some = self.halves[0][:N_COST_CHUNKS]
                 part = seen.first(sum(map(len, some)))
                 runs = CostRuns(opened, some, first[:N_COST_CHUNKS], part)
-                self.costs[kind] = np.nan_to_num(runs.by_expert())
+                self.costs[kind] = np.reshape(runs.by_expert().low, (N_LAYERS, N_EXPERTS))
                 self.n_bytes[kind] = opened.expert_bytes[1]
 
     def prices(self, types: Sequence[str]) -> list[float]:

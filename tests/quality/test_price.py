@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.quality.costs import less_important_half, static_costs
+from pyhobbit.quality.costs import less_important_half
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_price, price_candidates
 from pyhobbit.routing.observe import Observations
@@ -153,10 +153,6 @@ def test_the_less_important_half_leaves_out_first_experts() -> None:
     assert threshold == pytest.approx(0.09)
     assert lost == pytest.approx(0.01 / 3)
     assert less_important_half(np.full((2, 1), 0.5)) == (0.0, 0.0)
-
-
-def test_static_costs_are_the_divergences() -> None:
-    assert static_costs(np.array([[0.5, math.nan]])) == Costs((0.5, 0.0), (math.inf, math.inf))
 
 
 def test_costs_of_selections_by_layer_and_by_expert() -> None:
