@@ -26,15 +26,12 @@ def importance(gate: np.ndarray, output: np.ndarray) -> tuple[np.ndarray, float]
     return np.array(of_layers), _pearson(gate, output)
 
 
-def relative_importance(weights: np.ndarray, output_norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """|G| and |G E(x)|, each divided by its layer's mean: two of [T, L, K]."""
+def relative_importance(weights: np.ndarray, output_norms: np.ndarray) -> np.ndarray:
+    """|G| and |G E(x)|, each divided by its layer's mean: [2, T, L, K]."""
     gate = np.where(np.isnan(output_norms), np.nan, np.abs(weights.astype(FLOAT)))  # NaN: not used
-    means = [np.nanmean(values, axis=(0, 2), keepdims=True) for values in (gate, gate * output_norms)]
-    first, second = (
-        np.divide(values, mean, out=np.zeros_like(values), where=mean > 0)
-        for values, mean in zip((gate, gate * output_norms), means, strict=True)
-    )
-    return first, second
+    both = np.stack([gate, gate * output_norms])
+    means = np.nanmean(both, axis=(1, 3), keepdims=True)
+    return np.divide(both, means, out=np.zeros_like(both), where=means > 0)
 
 
 def _pearson(a: np.ndarray, b: np.ndarray) -> float:
@@ -46,9 +43,9 @@ def _pearson(a: np.ndarray, b: np.ndarray) -> float:
 class Prediction(NamedTuple):
     """How well the router of layer l + d, given the input of layer l, predicts that layer's choice (Fig. 7b).
 
-    top1, top_k: [MAX_AHEAD, L], row d - 1, NaN past the last layer.  top1: share of tokens whose best expert
-    is predicted as the best.  top_k: share of the chosen experts among as many predicted.
-    chance_*: of a guess.
+    top1, top_k: [1 + MAX_AHEAD, L], row d, NaN past the last layer.  top1: share of tokens whose best expert
+    is predicted as the best.  top_k: share of the chosen experts among as many predicted; in row 0 it is
+    about 1, or the architecture routes in a way that Router does not know.  chance_*: of a guess.
     """
 
     top1: np.ndarray
@@ -60,22 +57,13 @@ class Prediction(NamedTuple):
 def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> Prediction:
     """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer."""
     n_experts, n_layers = max(len(router.weight) for router in routers), experts.shape[1]
-    top1, top_k = (np.full((MAX_AHEAD, n_layers), np.nan) for _ in range(2))
-    for ahead, layer in ((i, each) for i in range(1, MAX_AHEAD + 1) for each in range(n_layers - i)):
+    top1, top_k = (np.full((1 + MAX_AHEAD, n_layers), np.nan) for _ in range(2))
+    for ahead, layer in ((i, each) for i in range(1 + MAX_AHEAD) for each in range(n_layers - i)):
         chosen = _used(experts, layer + ahead)
         predicted = routers[layer + ahead].choose(inputs[:, layer], chosen.shape[1])
-        top1[ahead - 1, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
-        top_k[ahead - 1, layer] = _overlap(chosen, predicted).mean()
+        top1[ahead, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
+        top_k[ahead, layer] = _overlap(chosen, predicted).mean()
     return Prediction(top1, top_k, 1 / n_experts, (experts >= 0).sum() / experts[:, :, 0].size / n_experts)
-
-
-def own_routing_agreement(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> float:
-    """Share of the chosen experts that the routers choose on their own layers' inputs.
-
-    About 1, or the architecture routes in a way that Router does not know.
-    """
-    choices = [(_used(experts, layer), inputs[:, layer], router) for layer, router in enumerate(routers)]
-    return float(np.mean([_overlap(own, by.choose(of, own.shape[1])).mean() for own, of, by in choices]))
 
 
 def _used(experts: np.ndarray, layer: int) -> np.ndarray:

@@ -129,16 +129,15 @@ def _policies(run: Run, seen: Observations, _blocks: list[int]) -> Iterator[Figu
 
 def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) -> Iterator[Figure]:
     """Similarity of routers' inputs, and what they predict."""
-    if seen.inputs is None or len(seen.layers) < 2:
+    if seen.inputs is None or routers is None or len(seen.layers) < 2:
         return
 
     def by_distance(rows: np.ndarray) -> dict[str, Any]:
-        return {f"{i} ahead": row for i, row in enumerate(rows, 1) if not np.isnan(row).all()}
+        return {f"{i} ahead": row for i, row in enumerate(rows) if i and not np.isnan(row).all()}
 
-    chosen = seen.experts[seen.input_tokens]
-    if routers is None or figures.own_routing_agreement(seen.inputs, chosen, routers) < _OWN_ROUTING:
+    found = figures.prediction(seen.inputs, seen.experts[seen.input_tokens], routers)
+    if np.mean(found.top_k[0]) < _OWN_ROUTING:
         return
-    found = figures.prediction(seen.inputs, chosen, routers)
     for papers, rows, chance, what in (
         ("HOBBIT Fig. 7b", found.top1, found.chance_top1, "the best expert"),
         ("DAOP Fig. 5", found.top_k, found.chance_top_k, "the chosen experts"),
@@ -146,7 +145,7 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
         title = f"share of {what} that a router names on an earlier layer's input"
         series = {**by_distance(rows), "by chance": [chance] * len(blocks)}
         yield by_layer(papers, title, blocks, series, x_label="layer whose input is used")
-    recall = [{"predictor": "router", "recall": np.nanmean(found.top_k[0])}]
+    recall = [{"predictor": "router", "recall": np.nanmean(found.top_k[1])}]
     shape = seen.layers[-1] + 1, max(len(each.weight) for each in routers), seen.experts.shape[2]
     for name in (each for each in OPTIONS["predictor"][0].choices if each != "router"):
         judged = Simulation(*shape, slots_high=0, predictor=name)

@@ -84,10 +84,10 @@ def test_prediction_counts_best_and_any_of_the_chosen() -> None:
     inputs = np.array([[[3, 2, 1], [2, 3, 1]], [[3, 2, 1], [1, 2, 3]]], np.float32)
     experts = np.array([[[0, 1], [1, 0]], [[0, 1], [2, 1]]])
     found = figures.prediction(inputs, experts, [router, router])
-    assert found.top1[0, 0] == 0  # 0 predicted; 1 and 2 chosen
-    assert found.top_k[0, 0] == 0.75  # 0, 1 predicted; 0, 1 and 1, 2 chosen
+    assert found.top1[1, 0] == 0  # 0 predicted; 1 and 2 chosen
+    assert found.top_k[1, 0] == 0.75  # 0, 1 predicted; 0, 1 and 1, 2 chosen
     assert (found.chance_top1, found.chance_top_k) == (1 / 3, 2 / 3)
-    assert figures.own_routing_agreement(inputs, experts, [router, router]) == 1
+    assert found.top_k[0].tolist() == [1, 1]  # each layer's own choice
 
 
 def test_selection_bias_is_added_to_probabilities() -> None:
