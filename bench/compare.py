@@ -162,6 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HobbitError as e:
         print(f"compare: {with_options(str(e))}", file=sys.stderr)
         return 1
+    except OSError as e:
+        print(f"compare: {e.filename} cannot be used: {e.strerror}", file=sys.stderr)
+        return 1
     return 0
 
 

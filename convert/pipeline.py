@@ -23,6 +23,7 @@ from pyhobbit.convert.read import check_routed, read_model
 from pyhobbit.convert.write import NotFiniteError, Progress, verify_output, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import tiers
+from pyhobbit.model.disk_room import check_room
 from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, pack_header, scalar_entry, tensor_nbytes
 from pyhobbit.model.quantize import GgmlType, type_by_name
@@ -31,6 +32,7 @@ from pyhobbit.settings.config import CacheConfig, format_size
 from pyhobbit.settings.resolve import check_settings
 
 _METADATA_BYTES = 32 << 20  # allowed for while the metadata of a checkpoint are not known yet
+_ELSEWHERE = "-o FILE writes elsewhere"
 
 
 def convert(options: Options) -> Path | None:
@@ -50,7 +52,7 @@ def convert(options: Options) -> Path | None:
             raise HobbitError(
                 f"the disk became full while {output} was written: make room and convert again"
             ) from error
-        raise HobbitError(f"writing {output} failed: {error.strerror}; -o FILE writes elsewhere") from error
+        raise HobbitError(f"writing {output} failed: {error.strerror}; {_ELSEWHERE}") from error
 
 
 def _check_options(options: Options) -> None:
@@ -189,7 +191,7 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     _check_saving(plan, tensors, options)
     if options.dry_run:
         return None
-    _check_disk(output, needed)
+    check_room(output.parent, needed, _ELSEWHERE)
     try:
         return _convert_as(options, output, listed, out_type)
     except NotFiniteError as error:
@@ -262,7 +264,7 @@ def _write(
     options: Options, output: Path, plan: Plan, metadata: Sequence[KeyValue], imatrix: Imatrix
 ) -> None:
     """Writes the output and reads it back. Raises HobbitError, OSError."""
-    _check_disk(output, _output_bytes(plan, metadata))
+    check_room(output.parent, _output_bytes(plan, metadata), _ELSEWHERE)
     with atomic_output(output, options.force) as temporary:
         with _progress("converting", plan.read_bytes) as progress:
             written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
@@ -311,15 +313,6 @@ def _metadata(model: GgufFile, recipe: Recipe, thresholds: Sequence[KeyValue]) -
     own = (tiers.alignment_entry(), *tiers.tier_metadata(), *thresholds)
     # a key stays where the source had it
     return [*{**model.metadata, **{entry.key: entry for entry in own}}.values()]
-
-
-def _check_disk(output: Path, needed: int) -> None:
-    free = shutil.disk_usage(output.parent).free
-    if free < needed:
-        raise HobbitError(
-            f"not enough disk space in {output.parent.resolve()}: {format_size(needed)} needed, "
-            f"{format_size(free)} free"
-        )
 
 
 @contextmanager

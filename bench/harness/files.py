@@ -6,7 +6,6 @@ of its own: the weights of two experts differ, though their blocks are the same.
 """
 
 import re
-import shutil
 import subprocess
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from tqdm import tqdm
 from bench.harness.system import ROOT
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import gguf_file as gguf
+from pyhobbit.model.disk_room import check_room
 from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
 from pyhobbit.model.tiers import ALIGNMENT, LOW, routed_part, sidecar_metadata, tier_tensor_name
 from pyhobbit.native.files import atomic_output
@@ -38,7 +38,6 @@ _MODEL_ALIGNMENT = 32  # GGUF's default: what most published files have
 _POOL_ROWS, _ROW = 2039, 2048  # a prime number of rows, which no expert's size divides
 _SEED = 1
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
-_FREE_BYTES = 64 << 20
 _NUMBERS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
 
 
@@ -256,7 +255,8 @@ def _write(
         with path.open("rb") as file:
             if file.read(len(header)) == header:
                 return
-    _check_disk(path, len(header) if holes else size)
+    check_room(path.parent, len(header) if holes else size, "choose another --folder, or fewer --layers")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_output(path) as temporary, temporary.open("wb") as file:
         file.write(header)
         if holes:
@@ -270,19 +270,6 @@ def _write(
             for left in range(n_bytes, 0, -rows.size):
                 file.write(rows[:left].data)
             file.write(bytes(gguf.align(n_bytes, alignment) - n_bytes))
-
-
-def _check_disk(path: Path, size: int) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-    except OSError as e:
-        raise HobbitError(f"{path.parent} cannot be used: {e.strerror}; choose another --folder") from e
-    if size + _FREE_BYTES > free:
-        raise HobbitError(
-            f"{path.name} takes {size / 1e9:.1f} GB and {path.parent} has {free / 1e9:.1f} GB left; "
-            "choose another --folder, or fewer --layers"
-        )
 
 
 @cache

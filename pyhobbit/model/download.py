@@ -4,7 +4,6 @@
 import contextlib
 import errno
 import re
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
+from pyhobbit.model.disk_room import check_room
 from pyhobbit.model.gguf_file import GgufFile, parse_head
 from pyhobbit.model.labels import is_first, is_model, matching, the_one
 from pyhobbit.model.names import check_kind, check_quantised, parse_repository
@@ -162,7 +162,8 @@ def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]], local_dir
         repo.check(files[0], sizes)
     if "config.json" in files and not file_names.is_gguf(files[0]):
         check_quantised(repo.name, _download(repo, "config.json", sizes["config.json"], local_dir))
-    _check_space(repo, missing)
+    hint = "make room, or set HF_HOME to a folder on another disk"
+    check_room(repo.cache or Path(constants.HF_HUB_CACHE), sum(missing.values()), hint)
     first, *_ = [_download(repo, file, sizes[file], local_dir) for file in files]
     return first
 
@@ -284,18 +285,6 @@ def _from_cache(repo: Repo, choose: Callable[[Collection[str]], list[str]], erro
         files = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
         return snapshot / choose(files)[0]
     raise HobbitError(f"{repo.name} has not been downloaded before, and {error}") from error
-
-
-def _check_space(repo: Repo, missing: Mapping[str, int]) -> None:
-    """Checks that the disk has room. missing: bytes by file."""
-    cache = repo.cache or Path(constants.HF_HUB_CACHE)
-    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    needed, free = sum(missing.values()), shutil.disk_usage(place).free
-    if needed > free:
-        raise HobbitError(
-            f"{repo.name} needs {format_size(needed)} on the disk and {place} has "
-            f"{format_size(free)} left; make room, or set HF_HOME to a folder on another disk"
-        )
 
 
 # --- errors
