@@ -94,11 +94,10 @@ class Run:
 
     def chunks(self, evaluator: Evaluator) -> list[Chunk]:
         """At most n_chunks parts, evenly spaced over the text. Raises HobbitError."""
-        chunks = evaluator.chunks(self.text)
+        chunks = evaluator.chunks(self.text, self.n_chunks)
         if not chunks:
             raise HobbitError(f"the text has fewer than {evaluator.n_ctx} tokens; give a longer one")
-        n = min(len(chunks), self.n_chunks)
-        return [chunks[i * len(chunks) // n] for i in range(n)]
+        return chunks
 
     def need_low(self) -> None:
         """Raises HobbitError without a low tier."""

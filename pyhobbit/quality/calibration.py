@@ -115,15 +115,14 @@ def _chunks(
             f"{model} has no low tier whose cost could be bounded; add one with: "
             f"pyhobbit convert --sidecar {shlex.quote(str(model))}"
         )
-    chunks = evaluator.chunks(content)
+    chunks = evaluator.chunks(content, config.max_chunks)
     if len(chunks) < config.min_chunks:
         raise HobbitError(
             f"{text} is too short: it has {counted_tokens(evaluator.count_tokens(content))} and calibration "
             f"needs {config.min_chunks * evaluator.n_ctx}; give a longer text, or smaller parts with --ctx"
         )
-    n = min(len(chunks), config.max_chunks)
-    chunks = [chunks[i * len(chunks) // n] for i in range(n)]
-    return [*chunks[::2], *chunks[1::2]] if config.n_check(n) else chunks  # the ones that check come last
+    is_checked = config.n_check(len(chunks)) > 0
+    return [*chunks[::2], *chunks[1::2]] if is_checked else chunks  # the ones that check come last
 
 
 def _measurements(

@@ -186,11 +186,13 @@ class Evaluator(Closing):
         return len(self._opened().model.tokenize(text))
 
     def chunks(self, text: str, at_most: int | None = None) -> list[Chunk]:
-        """Cuts a text into chunks of n_ctx tokens as llama-perplexity does; a remainder is left out."""
+        """Cuts a text as llama-perplexity does, without its remainder. at_most: so many, evenly spaced."""
         model = self._opened().model
         tokens = model.tokenize(text)
-        n_chunks = min(len(tokens) // self.n_ctx, at_most or len(tokens))
-        chunks = [tokens[i * self.n_ctx : (i + 1) * self.n_ctx] for i in range(n_chunks)]
+        n_all = len(tokens) // self.n_ctx
+        n = min(n_all, at_most or n_all)
+        starts = [i * n_all // n * self.n_ctx for i in range(n)]
+        chunks = [tokens[start : start + self.n_ctx] for start in starts]
         if llama.llama_vocab_get_add_bos(model.vocab):
             for chunk in chunks:
                 chunk[0] = llama.llama_vocab_bos(model.vocab)

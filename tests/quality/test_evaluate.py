@@ -111,7 +111,7 @@ def opened() -> Iterator[Evaluator]:
 
 @pytest.fixture(scope="module")
 def chunks(opened: Evaluator) -> list[Chunk]:
-    return opened.chunks(TEXT.read_text(), N_CHUNKS)
+    return opened.chunks(TEXT.read_text())[:N_CHUNKS]
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +251,7 @@ def test_a_chunk_begins_as_a_text_does(opened: Evaluator) -> None:
     chunks = opened.chunks(text)
     assert len(chunks) == opened.count_tokens(text) // 128
     assert {chunk[0] for chunk in chunks} == {chunks[0][0]}
+    assert opened.chunks(text, 3) == [chunks[i * len(chunks) // 3] for i in range(3)]
     assert opened.chunks("x") == []
 
 

@@ -239,7 +239,7 @@ def test_without_a_low_tier_prices_are_those_of_skipping() -> None:
 def test_price_0_has_the_bits_of_high_precision_and_a_price_saves_bytes() -> None:
     config = EngineConfig(CacheConfig(pools=64_000_000), 64, n_threads=1)
     with Evaluator(models.tiny_tiers("f16", "tq2_0"), config, "price") as evaluator:
-        chunks = evaluator.chunks(HELDOUT.read_text(), 2)
+        chunks = evaluator.chunks(HELDOUT.read_text())[:2]
         evaluator.set_costs(Costs((0.01,) * 6, (0.1,) * 6))
         reference = evaluator.reference(chunks)
         free = evaluator.measure(chunks, reference)
