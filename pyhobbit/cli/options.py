@@ -82,7 +82,10 @@ def setting_value(name: str, given: Any) -> Any:
     """An option of the cache as it is set; given: as on the command line, or a value. Raises ConfigError."""
     specs = OPTIONS[name]
     if len(specs) > 1 and isinstance(given, str):
-        return numbers(given, ",", name)
+        try:
+            return tuple(map(float, given.split(",")))
+        except ValueError:
+            raise ConfigError(f"{name} takes numbers with ',' between them, not '{given}'") from None
     return parse_size(given) if specs[0].kind == "size" and isinstance(given, str) else given
 
 
@@ -97,14 +100,6 @@ def add_model_options(
     found = {name: value for name, value in read_options(model, given).items() if name in ours}
     vars(args).update(found)
     return found
-
-
-def numbers(text: str, separator: str, option: str, kind: type = float) -> tuple[Any, ...]:
-    """The numbers of a list like 1,2. Raises ConfigError."""
-    try:
-        return tuple(kind(part) for part in text.split(separator))
-    except ValueError:
-        raise ConfigError(f"{option} takes numbers with '{separator}' between them, not '{text}'") from None
 
 
 def add_override_argument(parser: argparse.ArgumentParser) -> None:

@@ -6,13 +6,14 @@ pyhobbit chat MODEL --trace FILE records one. The penalty counts a miss by its b
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit.cli.help import Parser
-from pyhobbit.cli.options import add_setting_arguments, cache_config, numbers
+from pyhobbit.cli.options import add_setting_arguments, cache_config
 from pyhobbit.errors import ConfigError
 from pyhobbit.settings.table import KEYS, OPTIONS, Key
 
@@ -162,10 +163,10 @@ def _figures(result: "SimulationResult", base: "Simulation") -> dict[str, Any]:
 
 
 def _parse_split(text: str) -> tuple[int, int]:
-    steps = numbers(text, ":", "split", int)
-    if len(steps) != 2:
+    steps = re.fullmatch(r"(\d+):(\d+)", text)
+    if steps is None:
         raise ConfigError(f"split takes two decode steps like 0:64, not '{text}'")
-    return steps[0], steps[1]
+    return int(steps[1]), int(steps[2])
 
 
 def _table(runs: Sequence[Run], judged: bool) -> str:

@@ -202,7 +202,7 @@ def test_floors_are_those_of_the_engine(tmp_path: Path, capsys: pytest.CaptureFi
         (("--set", "bits_high=0"), 1, "make 0 < low <= high"),
         (("--policy", "belady", "--set", "t1=0.4"), 1, "belady is the bound for one pool"),
         (("--set", "split=4"), 2, "split takes two decode steps like 0:64, not '4'"),
-        (("--set", "split=a:b"), 2, "split takes numbers with ':' between them, not 'a:b'"),
+        (("--set", "split=a:b"), 2, "split takes two decode steps like 0:64, not 'a:b'"),
         (("--set", "split=3:9"), 2, "decode steps 0:6"),
         (("--trace", "nowhere.csv"), 1, "the trace nowhere.csv cannot be read: No such file"),
     ],
