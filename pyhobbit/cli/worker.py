@@ -15,12 +15,11 @@ from pyhobbit.cli.server_flags import check_free
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native import programs
 from pyhobbit.native.paths import BIN_DIR
-from pyhobbit.settings.config import format_size, parse_size
+from pyhobbit.settings.config import EngineConfig, format_size, parse_size
 
 _HOST, _PORT = "127.0.0.1", "50052"
 _OWN = 64 << 20  # bytes of the process beside what it lends
 _LEAST = 384 << 20  # a program leaves 256 MiB of it to other things than experts
-_MAX_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> NoReturn:
     """Becomes the server, whose exit status is ours. Raises HobbitError."""
-    from pyhobbit.native.threads import processor_cores
-
-    if args.threads is not None and not 1 <= args.threads <= _MAX_THREADS:
-        raise ConfigError(f"--threads is {args.threads}; it must be a number from 1 to {_MAX_THREADS}")
+    EngineConfig(n_threads=args.threads)  # refuses a number that cannot be
     if args.memory is not None:
         _limit(parse_size(args.memory))
     host = _address(args.host)
     check_free(host, args.port, 1)
-    threads = args.threads or min(processor_cores(), _MAX_THREADS)
+    threads = EngineConfig.computing_threads(args.threads)
     at = f"{host}:{args.port}"
     print(f"worker at {at}, {threads} threads; the other machine takes it by", file=sys.stderr)
     print(f"    pyhobbit chat MODEL --rpc {at}", file=sys.stderr)
