@@ -16,7 +16,6 @@ from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rp
 from pyhobbit.engine.stats import rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
-from pyhobbit.model.names import check_model_file
 from pyhobbit.model.token_time import TokenTime
 from pyhobbit.settings.config import format_size
 from pyhobbit.settings.table import OPTIONS, Key
@@ -65,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
     model = model_path(args)
     add_model_options(args, model)
     add_rpc_devices(args)  # machines that the model keeps
-    check_model_file(model)
     from pyhobbit.engine.engine import Engine
     from pyhobbit.inspect.timeline import token_parts
 
@@ -128,7 +126,8 @@ def _cut(engine: "Engine", text: str, n_tokens: int) -> str:
 def _read_prompt(engine: "Engine", text: str) -> Figures:
     """Tokens that were not in the context, seconds to the first answer, bytes read. Raises HobbitError."""
     before = engine.stats()
-    list(engine.generate(text, 1))
+    for _ in engine.generate(text, 1):
+        pass
     step = engine.stats().since(before)
     if step.time_to_first_token_s is None:
         raise HobbitError("the model ended its answer after a prompt; give another length with --prompts")
