@@ -108,10 +108,8 @@ class Branches:
         for sequence in range(1, n):
             cache.begin_sequence(context.pointer, sequence)
 
-    def __enter__(self) -> Branches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Forgets them; the context is empty then."""
         self._context.clear()
 
     def extend(self, fork: Fork) -> np.ndarray | None:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
@@ -316,7 +316,7 @@ class Engine(CachedModel):
         try:
             if not context.evaluate(pending) or not goes_on():
                 return []
-            with Branches(context, session.cache, n_beams, goes_on) as branches:
+            with closing(Branches(context, session.cache, n_beams, goes_on)) as branches:
                 logits = context.last_logits().copy()
                 found = search(logits, branches.extend, model.ends_answer, n_beams, limit)
             cut: Finish = (
