@@ -57,7 +57,6 @@ _PASSED_ON = {
     "--ctx": ("N", f"tokens of context, of all slots (default: {_CONTEXT} to {EngineConfig.contexts[-1]})"),
     "--threads": ("N", "for computing (default: one per core)"),
 }
-_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 _MODEL_FLAGS = ("-m", "--model")
 # llama-server needs no model with one of these ...
 _ANSWERS = ("--version", "--usage", "--cache-list", "--completion-bash", "--list-devices")
@@ -346,7 +345,7 @@ def _overrides(settings: "Mapping[str, Setting]", given: Sequence[str]) -> list[
     keys = {each.partition("=")[0] for row in csv.reader(given) for each in row}
     row = io.StringIO()
     values = [
-        f"{key}={_TYPES[type(value)]}:{str(value).lower() if isinstance(value, bool) else value}"
+        f"{key}={type(value).__name__}:{str(value).lower() if isinstance(value, bool) else value}"
         for key, value in settings.items()
         if key not in keys
     ]
