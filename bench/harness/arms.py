@@ -17,8 +17,8 @@ class Arm:
     build: unpatched llama.cpp, or this package's.  fits: everything in memory, without a limit; None: without
     a limit and under each.  mmap: the model is mapped under a limit (stock).  repack: weights may be kept in
     ggml's repacked layouts, by stock without a limit alone.  readahead_kb: of the model's disk, while the arm
-    runs; None leaves it alone.  low: opened with a low tier, by the run's thresholds.  settings: of hobbit.h.
-    n_batch: tokens of a prompt per pass.
+    runs; None leaves it alone.  low: opened with a low tier, by the run's thresholds.  profiled: on a
+    device, its pools hold what other tokens use.  settings: of hobbit.h.  n_batch: tokens of a pass.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Arm:
     repack: bool = False
     readahead_kb: int | None = None
     low: bool = False
+    profiled: bool = False
     settings: Mapping[str, Setting] = field(default_factory=dict)
     n_batch: int = 512
 
@@ -70,7 +71,6 @@ SERVER_ARMS = _by_name(
 # --- on a device
 
 DEMAND = "demand"
-PROFILE = "hobbit.calibrated"  # the setting of an arm that asks for a profile
 _HOBBIT, _TWIDDLER, _DAOP = (dict(PAPERS[name].settings) for name in ("hobbit", "twiddler", "daop"))
 _DEMAND: dict[str, Any] = {"mode": "gpu", "prefetch": 0}
 _DEMAND_RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5, **_DEMAND}  # the rule's own numbers
@@ -81,17 +81,17 @@ DEVICE_ARMS = _by_name(
     ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
     ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
-    ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", calibrated=True, **_TWIDDLER),
+    replace(ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", **_TWIDDLER), profiled=True),
     ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced", **_DAOP),
     ours("demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_DEMAND_RANK),
     ours("demand-half", "as demand, a token's best half", fits=True, **{**_DEMAND_RANK, "confidence": 0.0}),
     *(
         ours(
-            f"hobbit-{mode}-{n}{name}", f"HOBBIT, {n} layers of prefetch{name.replace('-', ', all ')}",
-            low=not name, prefetch=n, **{**_HOBBIT, "mode": mode, **all_high},
+            f"hobbit-{mode}-{n}{name}", f"HOBBIT, {n} layers of prefetch{text}",
+            low=not all_high, prefetch=n, **{**_HOBBIT, "mode": mode, **all_high},
         )
         for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
-        for name, all_high in (("", {}), ("-high", {"t1": 1.0, "t2": 1.0}))
+        for name, text, all_high in (("", "", {}), ("-high", ", all high", {"t1": 1.0, "t2": 1.0}))
     ),
     ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", low=True, mode="auto"),
 )  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.harness import runner, trace
-from bench.harness.arms import DEVICE_ARMS, MODELLED, PROFILE, Arm, ours
+from bench.harness.arms import DEVICE_ARMS, MODELLED, Arm, ours
 from bench.harness.runner import BenchConfig, Host, Record, Turn
 from bench.harness.system import FOLDER, ROOT
 from bench.harness.worker import Job
@@ -108,7 +108,7 @@ class Device(Host):
         return replace(job, settings=runner.settings(config, turn.arm, bound))
 
     def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, folder: Path) -> Iterator[Record]:
-        if PROFILE in turn.arm.settings:
+        if turn.arm.profiled:
             config = runner.with_uses(
                 config, turn.arm, folder / "profiled", lambda: self._uses(config, folder)
             )
