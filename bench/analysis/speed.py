@@ -33,7 +33,8 @@ def decode(run: Run, n_tokens: int, settings: Mapping[str, Any]) -> Decoded:
     """Tokens of the text, one at a time after others. Raises HobbitError."""
     config = run.engine(1.0 if "pools" in settings else None, **settings)  # an arm's pools are its own
     cache = config.cache.settings() | {"hobbit.prefetch_trials": False}  # a verdict depends on other load
-    n_warm_up = max(0, min(_WARM_UP, run.file.key("context_length", 4096) - n_tokens - 1 - _PROMPT))
+    trained = run.file.key("context_length", 4096)  # a small context leaves less to warm up
+    n_warm_up = max(0, min(_WARM_UP, trained - n_tokens - 1 - _PROMPT))
     with TemporaryDirectory() as folder:
         kept = f"{folder}/logits.npz"
         job = Job(str(run.model.absolute()), settings=cache, repack=True, text=run.text, kept=kept)
