@@ -76,11 +76,6 @@ def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     return (chosen[:, :, None] == predicted[:, None, :]).any(axis=2)
 
 
-def uses_of(experts: np.ndarray, n_experts: int) -> np.ndarray:
-    """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
-    return np.stack([np.bincount(of[of >= 0], minlength=n_experts) for of in experts.swapaxes(0, 1)])
-
-
 def alike(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Cosines of two uses of the experts, counts [L, E], by layer: [L]. Eq. 1 of DAOP: prompt and answer."""
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)

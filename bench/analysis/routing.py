@@ -12,6 +12,7 @@ import numpy as np
 
 from bench.analysis import figures
 from bench.analysis.part import Figure, Run, by_layer, figure, table
+from bench.harness.trace import uses_of
 from pyhobbit.engine.engine import Engine
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.router import Router
@@ -83,7 +84,7 @@ def _uses(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
     places, label = (some + 1) / len(of_paths), "share of the paths, the most frequent first"
     series = {"tokens": of_paths[some]}
     yield figure("lines", "EdgeMoE Fig. 4", title, x=places, series=series, x_label=label)
-    uses = figures.uses_of(seen.experts, n_experts)
+    uses = uses_of(seen.experts, n_experts)
     hits = [(share, *placement_hits(uses, share)) for share in (56 / 256, 125 / 256)]
     title = "uses by the most used; hits of the most used, random and least used: " + "; ".join(
         f"{n:.0%} placed: {best:.1%}, {n:.1%}, {worst:.1%}" for n, best, worst in hits

@@ -25,7 +25,7 @@ from bench.harness.system import FOLDER, ROOT
 from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import expert_bytes, model_parts
-from pyhobbit.routing.trace import read_trace
+from pyhobbit.routing.trace import read_trace, use_rates
 from pyhobbit.settings.config import Setting, format_size
 
 PROFILED = 256  # tokens of a profile
@@ -123,7 +123,7 @@ class Device(Host):
         return runner.start(job)
 
     def _uses(self, config: BenchConfig, folder: Path) -> list[int]:
-        """Uses by tokens that no turn measures. Raises ArmError."""
+        """Uses by tokens that no turn measures, and one of each for their order. Raises ArmError."""
         path, n_before = folder / "profile.csv", self.n_before(config) + config.n_tokens
         turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0], 0)
         job = replace(self.job(config, turn), prompts=(1,), seconds=3600)
@@ -131,14 +131,7 @@ class Device(Host):
         seen = read_trace(path)
         routes = seen.split(seen.n_decoded - PROFILED, seen.n_decoded)
         counted = routes[routes["counted"] != 0]
-        return uses_of(counted["layer"], counted["expert"], seen.n_layers, seen.n_experts)
-
-
-def uses_of(
-    layers: NDArray[np.integer], experts: NDArray[np.integer], n_layers: int, n_experts: int
-) -> list[int]:
-    """Uses of each layer's experts, and one more of each, so that all have their order."""
-    return (1 + np.bincount(layers * n_experts + experts, minlength=n_layers * n_experts)).tolist()
+        return [1 + int(n) for n in use_rates(counted, seen.n_layers, seen.n_experts, 1)]
 
 
 @dataclass(frozen=True)
@@ -177,9 +170,8 @@ class Modelled(Device):
         measured = slice(self.n_before(config), self.n_before(config) + config.n_tokens)
         others = np.delete(self._routing(config), measured, axis=0)
         experts = others[:, np.flatnonzero(experts_of(config.model))]
-        layers = np.broadcast_to(np.arange(experts.shape[1])[:, None], experts.shape)
         n_experts = trace.moe_shape(config.model).n_experts
-        return uses_of(layers.ravel(), experts.ravel(), experts.shape[1], n_experts)
+        return (1 + trace.uses_of(experts, n_experts)).ravel().tolist()
 
     def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Iterator[Record]:
         if not (path := folder / "routing.npz").exists():

@@ -16,10 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from bench import compare
-from bench.analysis.figures import uses_of
 from bench.harness import devices, trace
 from bench.harness.arms import MODELLED
-from bench.harness.trace import MoeShape, seeded_routing
+from bench.harness.trace import MoeShape, seeded_routing, uses_of
 from pyhobbit.errors import ConfigError
 
 PRICES = sorted((devices.SOURCES / "prices").glob("*.json"))
