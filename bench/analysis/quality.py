@@ -143,10 +143,8 @@ def types(run: Run) -> list[Figure]:
             (n_bytes, name) for name, (mean_kl, n_bytes) in found.items() if mean_kl <= bound
         )
         beyond = [(n, name) for name, (_, n) in found.items() if n < n_bytes]
-        options = f"--low {max(beyond)[1]}" if beyond else ": all experts in it keep the limit"
-        pairs.append(
-            {"KL at most": bound, "pyhobbit convert": f"--high {within} {options}".replace(" :", ":")}
-        )
+        options = f" --low {max(beyond)[1]}" if beyond else ": all experts in it keep the limit"
+        pairs.append({"KL at most": bound, "pyhobbit convert": f"--high {within}{options}"})
     return [
         table("EdgeMoE Fig. 6", "all experts in one smaller type", rows),
         table("EdgeMoE Fig. 6", "two types for each limit: the calibration then chooses by expert", pairs),
