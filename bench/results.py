@@ -62,9 +62,9 @@ def section(
 
 
 def _rows(figure: Figure) -> list[Mapping[str, Any]]:
-    """A table's own rows; of lines one for each series, but for a single one, which the title tells."""
+    """A table's own rows; of lines one for each series. The title tells of other plots."""
     series = figure.get("series", {})
-    if len(series) < 2:
+    if not series:
         return list(figure.get("rows", ()))
     x, label = figure.get("x", []), figure.get("x_label", "")
     some = np.unique(np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)).tolist()

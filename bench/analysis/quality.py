@@ -115,7 +115,9 @@ def widths(run: Run) -> list[Figure]:
         found = {bound: fitted.measured("edgemoe", bound, kept, reference) for bound in run.max_kl}
         low = np.reshape(fitted.costs["edgemoe"].low, (opened["gate"].info.n_layers, -1))
     rows = [_row(f"{NAMES['edgemoe']}, KL at most {bound:g}", quality) for bound, quality in found.items()]
-    title = "divergence with one expert alone in low precision, nats"
+    used = low[low > 0]
+    title = "divergence with one expert alone in low precision, nats: "
+    title += f"{used.min():.2g} to {used.max():.2g}, median {np.median(used):.2g}"
     return [
         figure("map", "EdgeMoE Fig. 7a", title, values=low, x_label="expert", y_label="layer"),
         table("EdgeMoE Fig. 17, EdgeMoE Table II", "widths by the loss that is allowed", rows),
