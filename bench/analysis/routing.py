@@ -54,13 +54,13 @@ def routing(run: Run) -> list[Figure]:
         "experts of a token, and of a layer": f"{seen.experts.shape[2]} of {run.file.n_experts}",
     }
     rows = [{"what": name, "value": value} for name, value in values.items()]
-    found = [table("The text", "what the model makes of it", rows)]
-    for each in (_gates, _uses, _policies):
-        found += each(run, seen, blocks)
-    return found + list(_ahead(seen, blocks, run.file.routers(blocks)))
+    text = table("The text", "what the model makes of it", rows)
+    n_experts = run.file.n_experts
+    own = (*_gates(seen), *_uses(seen, n_experts), *_policies(seen, n_experts))
+    return [text, *own, *_ahead(seen, blocks, run.file.routers(blocks))]
 
 
-def _gates(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
+def _gates(seen: Observations) -> Iterator[Figure]:
     """Figures of gate weights, where the engine sees them and a token has several experts."""
     if seen.weights is None or seen.experts.shape[2] == 1:
         return
@@ -75,8 +75,7 @@ def _gates(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
         yield figure("points", "HOBBIT Fig. 5a", title, x=gate.flat[some], y=output.flat[some], **axes)
 
 
-def _uses(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
-    n_experts = run.file.n_experts
+def _uses(seen: Observations, n_experts: int) -> Iterator[Figure]:
     of_paths = np.cumsum(figures.path_shares(seen.experts))
     share = (np.searchsorted(of_paths, 0.99) + 1) / len(of_paths)
     some = np.unique(np.linspace(0, len(of_paths) - 1, 60).astype(int))
@@ -93,11 +92,11 @@ def _uses(run: Run, seen: Observations, blocks: list[int]) -> Iterator[Figure]:
     yield figure("map", "Twiddler Fig. 8", title, values=uses / uses.max(), **axes)
 
 
-def _policies(run: Run, seen: Observations, _blocks: list[int]) -> Iterator[Figure]:
+def _policies(seen: Observations, n_experts: int) -> Iterator[Figure]:
     """Loads of each policy, replayed as decoding."""
     n_layers, n_used = seen.layers[-1] + 1, seen.experts.shape[2]
     kept = routes(seen, slice(0, max(1, _MAX_ROUTES // (n_layers * n_used))))
-    base = Simulation(n_layers, run.file.n_experts, n_used, floors=True, low_share=0.3)
+    base = Simulation(n_layers, n_experts, n_used, floors=True, low_share=0.3)
 
     def replayed(capacity: float, policy: str, **given: Any) -> Any:
         own = replace(base, policy=policy, **given)
