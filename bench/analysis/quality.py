@@ -23,7 +23,6 @@ from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Quality
 from pyhobbit.quality.search import Bound, Trials, cheapest_by_gate, cheapest_by_price
 from pyhobbit.routing.observe import observed
 from pyhobbit.routing.rules import unimportance
-from pyhobbit.settings.config import CalibrationConfig
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q5_0", "iq4_nl", "q4_0", "q3_k", "q2_k")  # rows must suit
 
@@ -56,9 +55,9 @@ def _row(name: str, quality: Quality) -> dict[str, Any]:
 class _Fitted:
     """The searches of the opened rules on one text, each setting measured once."""
 
-    def __init__(self, run: Run, opened: dict[str, Evaluator], chunks: list[Chunk]) -> None:
+    def __init__(self, opened: dict[str, Evaluator], chunks: list[Chunk]) -> None:
         self.reference, self.seen = profile(opened["gate"], chunks)
-        self._run, self._opened = run, opened
+        self._opened = opened
         self._trials = {rule: Trials(opened[rule], chunks, self.reference) for rule in opened}
         self.costs: dict[str, Costs] = {}
         for rule in set(opened) & {"price", "edgemoe"}:
@@ -66,7 +65,7 @@ class _Fitted:
             self.costs[rule] = runs.by_layer() if rule == "price" else runs.by_expert()
 
     def cheapest(self, rule: str, max_kl: float) -> Quality:
-        bound = Bound.of(CalibrationConfig(self._run.engine(), max_kl=max_kl))
+        bound = Bound(None, max_kl)
         if rule == "gate":
             return cheapest_by_gate(self._trials[rule], bound, unimportance(observed(self.seen.weights)))
         return cheapest_by_price(self._trials[rule], bound, self.costs[rule], self.seen)
@@ -74,8 +73,6 @@ class _Fitted:
     def measured(self, rule: str, max_kl: float, chunks: list[Chunk], reference: np.ndarray) -> Quality:
         """The cheapest setting on other chunks."""
         q = self.cheapest(rule, max_kl)
-        if rule != "gate":
-            self._opened[rule].set_costs(self.costs[rule])
         return self._opened[rule].measure(chunks, reference, **q.numbers)
 
 
@@ -93,7 +90,7 @@ def rules(run: Run) -> list[Figure]:
             "convert's thresholds, 0.6 and 1": gate.measure(kept, reference, t1=0.6),
         }
         rows = [_row(name, quality) for name, quality in found.items()]
-        fitted = _Fitted(run, opened, chunks)
+        fitted = _Fitted(opened, chunks)
         for bound in run.max_kl:
             fits = {rule: fitted.measured(rule, bound, kept, reference) for rule in opened}
             rows += [_row(f"{NAMES[rule]}, KL at most {bound:g}", quality) for rule, quality in fits.items()]
@@ -110,7 +107,7 @@ def widths(run: Run) -> list[Figure]:
     """Each expert alone in low precision, and the widths that follow for each bound."""
     with _evaluators(run, "gate", "edgemoe") as opened:
         chunks, kept = _halves(run.chunks(opened["gate"]))
-        fitted = _Fitted(run, opened, chunks)
+        fitted = _Fitted(opened, chunks)
         reference = opened["gate"].reference(kept)
         found = {bound: fitted.measured("edgemoe", bound, kept, reference) for bound in run.max_kl}
         low = np.reshape(fitted.costs["edgemoe"].low, (opened["gate"].info.n_layers, -1))
