@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 else:
     _Llama = ffi.llama.Llama
 
-# Attributes of Llama that hold native memory: a closed model has none.
 _RANDOM = (None, -1, ffi.llama.LLAMA_DEFAULT_SEED)  # seeds
+# Attributes of Llama that hold native memory: a closed model has none.
 _NATIVE = ("_model", "_ctx", "_batch", "_weights", "tokenizer_")
 
 

@@ -223,7 +223,7 @@ def price_candidates(
 ) -> list[float]:
     """Prices in ascending order, by quantiles of those at which a use leaves high precision.
 
-    loss: see analysis.losses(), [T, n], as the costs are.  low_bytes: of an expert in low precision by
+    loss: see rules.losses(), [T, n], as the costs are.  low_bytes: of an expert in low precision by
     those of one in high, 0 without a low tier.
     """
     with np.errstate(invalid="ignore"):  # 0 * inf
