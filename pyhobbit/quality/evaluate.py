@@ -119,11 +119,9 @@ class Evaluator(Closing):
     of its batch ask for.
     """
 
-    def __init__(
-        self, path: Path, config: EngineConfig | None = None, rule: str = "gate", *, one_by_one: bool = False
-    ) -> None:
-        """config.n_ctx: tokens of a chunk.  rule: hobbit.rule.  one_by_one: a token per pass."""
-        self._path, self.rule, self._one_by_one = path, rule, one_by_one
+    def __init__(self, path: Path, config: EngineConfig | None = None, rule: str = "gate") -> None:
+        """config.n_ctx: tokens of a chunk.  n_batch: of a pass; None: all of them.  rule: hobbit.rule."""
+        self._path, self.rule = path, rule
         self._config = config or EngineConfig()
         self._session: Session | None = None
         self._observer_error: BaseException | None = None
@@ -151,7 +149,7 @@ class Evaluator(Closing):
         engine = self._config
         self.n_ctx = min(engine.n_ctx or CalibrationConfig.default_n_ctx, model.n_ctx_train())
         params.n_ctx = params.n_batch = params.n_outputs_max = self.n_ctx
-        params.n_ubatch = 1 if self._one_by_one else self.n_ctx
+        params.n_ubatch = min(engine.n_batch or self.n_ctx, self.n_ctx)
         params.n_threads = params.n_threads_batch = engine.computing_threads(engine.n_threads)
 
     def _opened(self) -> Session:

@@ -54,9 +54,9 @@ def _joined(path: Path, gain: str) -> Run:
 
 def _computed(path: Path, number: int, gain: str) -> Run:
     cache = CacheConfig(pools=64 << 20, prefetch=1)
-    config = EngineConfig(cache=cache, n_ctx=N_TOKENS, n_threads=1)
+    config = EngineConfig(cache=cache, n_ctx=N_TOKENS, n_batch=1, n_threads=1)
     counts: list[tuple[int, int]] = []
-    with Evaluator(path, config, one_by_one=True) as evaluator:
+    with Evaluator(path, config) as evaluator:
         recorder = Recorder(1, N_TOKENS, evaluator.info.n_layers, 1 << 30)
 
         def observe(event: LayerEvent) -> None:

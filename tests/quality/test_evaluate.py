@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -197,7 +198,7 @@ def test_every_token_gets_the_precision_of_its_own_weights(
 
 
 def test_one_by_one_and_at_once_measure_the_same(chunks: list[Chunk], reference: np.ndarray) -> None:
-    with Evaluator(models.tiny_tiers("f16", "tq2_0"), ENGINE, one_by_one=True) as evaluator:
+    with Evaluator(models.tiny_tiers("f16", "tq2_0"), replace(ENGINE, n_batch=1)) as evaluator:
         single = evaluator.measure(chunks[:1], reference[:1], t1=0.7, t2=0.9)
     with Evaluator(models.tiny_tiers("f16", "tq2_0"), ENGINE) as evaluator:
         wide = evaluator.measure(chunks[:1], reference[:1], t1=0.7, t2=0.9)
