@@ -57,8 +57,7 @@ class Conversation:
     def think(self, how: str) -> None:
         if how not in ChatConfig.thinks:
             raise HobbitError(f"thinking cannot be '{how}'; choose one of {', '.join(ChatConfig.thinks)}")
-        engine = self.engine
-        if how == "off" and self.has_template and engine.thinks() and not engine.can_skip_thinking():
+        if how == "off" and self.has_template and self.engine.always_thinks():
             raise HobbitError(
                 "this model always thinks, its chat template has no switch; /think hide hides its thoughts"
             )

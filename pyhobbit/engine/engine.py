@@ -196,14 +196,10 @@ class Engine(CachedModel):
         self._answer = None
         return self._opened().context.load(path)
 
-    def thinks(self) -> bool:
-        """True if the chat template knows of thinking before an answer. Raises HobbitError."""
-        return self._chat_format().render(_ANY_QUESTION).thinks
-
-    def can_skip_thinking(self) -> bool:
-        """True if the chat template can switch thinking off. Raises HobbitError."""
-        form = self._chat_format()
-        return form.render(_ANY_QUESTION, think=True).text != form.render(_ANY_QUESTION, think=False).text
+    def always_thinks(self) -> bool:
+        """True if the chat template knows of thinking and cannot switch it off. Raises HobbitError."""
+        usual, without = (self._chat_format().render(_ANY_QUESTION, think) for think in (True, False))
+        return usual.thinks and usual.text == without.text
 
     def n_prompt_tokens(self, prompt: Prompt, think: bool = True) -> int:
         """Tokens of a prompt as generate() would read it. Raises HobbitError, ContextError for a huge one."""

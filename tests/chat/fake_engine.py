@@ -34,11 +34,8 @@ class FakeEngine:
         self.thought: list[bool] = []
         self.settings = dict.fromkeys(LIVE, 0.0) | {"t1": 1.0, "t2": 1.0}
 
-    def thinks(self) -> bool:
-        return self.chat_template in (THINKS, ALWAYS_THINKS)
-
-    def can_skip_thinking(self) -> bool:
-        return self.chat_template == THINKS
+    def always_thinks(self) -> bool:
+        return self.chat_template == ALWAYS_THINKS
 
     def n_prompt_tokens(self, prompt: object, think: bool = True) -> int:
         """A token for each character."""
@@ -64,7 +61,7 @@ class FakeEngine:
         if "stopped" in str(prompt):
             yield Piece("", None, 0.1, "interrupted")
             return
-        if self.thinks() and think:
+        if think and self.chat_template in (THINKS, ALWAYS_THINKS):
             only = "endless" in str(prompt)
             yield Piece("", 1, 0.1, "length" if only else None, "hm")
             if only:
