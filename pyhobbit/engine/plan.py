@@ -108,30 +108,6 @@ class MemoryPlan:
         return held / self.info.n_all_experts if self.info.cached else 0.0
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How a model is opened. settings: for hobbit_open.  n_ctx: tokens.  n_batch: prompt tokens per pass."""
-
-    settings: dict[str, Setting]
-    n_ctx: int
-    n_batch: int
-
-
-def fit(
-    path: Path,
-    config: EngineConfig,
-    context: SetContext | None = None,
-    model: SetModel | None = None,
-    **overrides: Setting,
-) -> Fit:
-    """How a model is opened, as planned, once it is known that it fits. As lay_out()."""
-    plan = lay_out(path, config, context, model, **overrides)
-    settings = {**config.overrides, **config.cache.settings(), "hobbit.process": plan.process}
-    if plan.head:
-        settings["hobbit.further"] = plan.head
-    return Fit(settings, plan.info.n_ctx, plan.n_batch)
-
-
 def open_session(
     path: Path,
     config: EngineConfig,
@@ -141,10 +117,13 @@ def open_session(
 ) -> Session:
     """Opens a model that fits; the parameters are Session's. Raises HobbitError, KeyboardInterrupt."""
     with opening:
-        how = fit(path, config, model=set_model)
-        config = replace(config, n_ctx=how.n_ctx, n_batch=how.n_batch)
+        plan = lay_out(path, config, model=set_model)
+        config = replace(config, n_ctx=plan.info.n_ctx, n_batch=plan.n_batch)
+        settings = {**config.overrides, **config.cache.settings(), "hobbit.process": plan.process}
+        if plan.head:
+            settings["hobbit.further"] = plan.head
         asked: dict[str, Any] = {"keep_going": on_loading, "aborted": aborted, "verbose": config.verbose}
-        return Session(path, how.settings, one_sequence(config), set_model=set_model, **asked)
+        return Session(path, settings, one_sequence(config), set_model=set_model, **asked)
 
 
 def beside_projector(

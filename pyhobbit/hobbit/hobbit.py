@@ -16,7 +16,7 @@ import numpy as np
 from pyhobbit.engine.cached import CachedModel, Tally
 from pyhobbit.engine.llama import LoadedModel, ctrl_c_waits
 from pyhobbit.engine.placement import Placed, choose
-from pyhobbit.engine.plan import Fit, fit
+from pyhobbit.engine.plan import lay_out
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ComputeError, ConfigError, HobbitError
 from pyhobbit.hobbit import guards, keywords
@@ -27,7 +27,7 @@ from pyhobbit.model.names import check_model_file
 from pyhobbit.native import ffi
 from pyhobbit.native.rpc_servers import add_rpc_servers
 from pyhobbit.quality.stored import low_tier_text
-from pyhobbit.settings.config import CacheConfig, EngineConfig
+from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting
 from pyhobbit.settings.papers import settings_of
 from pyhobbit.settings.table import NUMBERS, OPTIONS
 
@@ -154,26 +154,27 @@ class Hobbit(CachedModel, _Llama):
         )
         return choose(Path(path), config, fill)
 
-    def _fit(self, path: str, llama: Mapping[str, Any]) -> Fit:
-        """How the model is opened, once it is known that weights and context fit."""
+    def _fit(self, path: str, llama: Mapping[str, Any]) -> tuple[dict[str, Setting], int]:
+        """The cache's settings, and tokens per pass, once it is known that weights and context fit."""
         if llama.get("vocab_only"):
-            return Fit(self.cache_config.settings(), N_CTX, N_BATCH)
+            return self.cache_config.settings(), N_BATCH
         own = self._arguments
         config = EngineConfig(self.placement.cache, n_batch=given_batch(own), n_drafts=n_drafts(own))
         fill = set_context(own), self.placement.set_model
         with guards.opening_errors():
-            return fit(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
+            plan = lay_out(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
+        return {**config.cache.settings(), "hobbit.process": plan.process}, plan.n_batch
 
     def _load(self, path: str, llama: Mapping[str, Any]) -> None:
-        how = self._fit(path, llama)
+        settings, n_batch = self._fit(path, llama)
         is_chosen = given_batch(self._arguments) is None
-        batch = {"n_batch": how.n_batch, "n_ubatch": how.n_batch} if is_chosen else {}
+        batch = {"n_batch": n_batch, "n_ubatch": n_batch} if is_chosen else {}
         own = {
             **batch,
             "n_threads": EngineConfig.computing_threads(llama.get("n_threads")),
             "n_threads_batch": EngineConfig.computing_threads(llama.get("n_threads_batch")),
             "flash_attn": bool(self._arguments["flash_attn"]),
-            "kv_overrides": {**(llama.get("kv_overrides") or {}), **how.settings},
+            "kv_overrides": {**(llama.get("kv_overrides") or {}), **settings},
             "n_gpu_layers": self.placement.fill(ffi.llama.llama_model_default_params()).n_gpu_layers,
         }
         log.start(llama["verbose"])

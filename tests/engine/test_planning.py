@@ -38,11 +38,14 @@ from pyhobbit.settings.config import CacheConfig
 class Planned(BaseException):
     pass
 
-def planned(*given, fit=plan.fit, **named):
-    fit(*given, **named)
+def planned(*given, **named):
+    plan.lay_out(*given, **named)
     raise Planned
 
-plan.fit = hobbit.fit = planned
+def opened(*given, **named):
+    raise Planned
+
+hobbit.lay_out, plan.Session = planned, opened
 prompts = {"chat": ["-p", "x"], "inspect": ["--no-speed"]}
 with contextlib.redirect_stdout(io.StringIO()):
     try:
