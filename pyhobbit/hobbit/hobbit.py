@@ -234,9 +234,7 @@ class Hobbit(CachedModel, _Llama):
             raise HobbitError("the model is closed; open it again with Hobbit(...)")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    #
-    # the end
-    #
+    # --- the end
 
     def __repr__(self) -> str:
         state = f"n_ctx={self.n_ctx()}" if "_model" in self.__dict__ else "closed"
@@ -280,9 +278,7 @@ class Hobbit(CachedModel, _Llama):
         """Sets what the following answers are drawn with. A number drawn at random stands for None and -1."""
         super().set_seed(SystemRandom().randrange(_RANDOM[-1]) if seed in _RANDOM else seed)
 
-    #
-    # computing
-    #
+    # --- computing
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Computes tokens behind those in the KV cache. Raises HobbitError: no room, or the engine failed."""
@@ -452,9 +448,7 @@ class Hobbit(CachedModel, _Llama):
         finally:
             stream.close()
 
-    #
-    # the expert cache
-    #
+    # --- the expert cache
 
     def info(self) -> ModelInfo:
         """Figures of the opened model."""

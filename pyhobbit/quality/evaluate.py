@@ -157,9 +157,7 @@ class Evaluator(Closing):
             raise HobbitError("the evaluator is not open; use it in a with statement")
         return self._session
 
-    #
-    # the model
-    #
+    # --- the model
 
     @property
     def info(self) -> ModelInfo:
@@ -196,9 +194,7 @@ class Evaluator(Closing):
                 chunk[0] = llama.llama_vocab_bos(model.vocab)
         return chunks
 
-    #
-    # computing
-    #
+    # --- computing
 
     def reference(self, chunks: Sequence[Chunk], progress: Progress | None = None) -> np.ndarray:
         """High-precision logits of the chunks' second halves: float32 [n_chunks, n_scored, n_vocab]."""
