@@ -158,9 +158,6 @@ class virtual_clock {
 
     const costs & sums() const { return sums_; }
 
-    // Ordered by their begin within a resource.
-    const std::vector<interval> & intervals() const { return intervals_; }
-
     // Time within [begin, end] in which one of the resources works.
     ns_t busy(ns_t begin, ns_t end, std::initializer_list<resource> any) const {
         std::vector<std::pair<ns_t, ns_t>> all;
