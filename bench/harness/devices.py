@@ -175,8 +175,8 @@ class Modelled(Device):
 
     def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Iterator[Record]:
         if not (path := folder / "routing.npz").exists():
-            found = trace.weighted(self._routing(config), 0.6 if config.low else 0.0)
-            np.savez(path, experts=found.experts, weights=found.weights)
+            experts = self._routing(config)
+            np.savez(path, experts=experts, weights=trace.weights_of(experts, 0.6 if config.low else 0.0))
         yield from super().measure(config, turn, limit, folder)
 
     def _start(self, job: Job, folder: Path) -> Record:

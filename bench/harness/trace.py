@@ -24,14 +24,6 @@ class MoeShape:
     n_used: int
 
 
-@dataclass(frozen=True)
-class Routing:
-    """Choices of each token in each layer, by rank: [tokens, layers, used]. Weights sum to 1."""
-
-    experts: NDArray[np.int32]
-    weights: NDArray[np.float32]
-
-
 def random_tokens(n_vocab: int) -> Iterator[int]:
     """Without end, each of the plain tokens equally likely; the same in every run."""
     draw = random.Random(_SEED)
@@ -51,17 +43,20 @@ def moe_shape(model: Path) -> MoeShape:
     return shape
 
 
-def weighted(experts: NDArray[np.int32], spread: float = 0.0) -> Routing:
-    """HOBBIT's thresholds make 66 % of two experts high and 31 % low by a spread of 0.6; all alike by 0."""
+def weights_of(experts: NDArray[np.int32], spread: float = 0.0) -> NDArray[np.float32]:
+    """Weights of choices, the largest first, which sum to 1; alike by a spread of 0.
+
+    HOBBIT's thresholds make 66 % of two experts high and 31 % low by a spread of 0.6.
+    """
     drawn = np.exp(spread * np.random.default_rng(_SEED).gumbel(size=experts.shape)).astype(np.float32)
-    return Routing(experts, -np.sort(-drawn) / drawn.sum(axis=2, keepdims=True))
+    return -np.sort(-drawn) / drawn.sum(axis=2, keepdims=True)
 
 
-def sweep(shape: MoeShape) -> Routing:
-    """As few tokens as choose every expert of every layer."""
+def sweep(shape: MoeShape) -> NDArray[np.int32]:
+    """Choices of as few tokens as choose every expert of every layer: [tokens, layers, used]."""
     n_tokens = -(-shape.n_experts // shape.n_used)
     experts = np.arange(n_tokens * shape.n_used, dtype=np.int32).reshape(n_tokens, 1, -1) % shape.n_experts
-    return weighted(np.repeat(experts, shape.n_layers, axis=1))
+    return np.repeat(experts, shape.n_layers, axis=1)
 
 
 def uses_of(experts: NDArray[np.integer], n_experts: int) -> NDArray[np.integer]:

@@ -196,7 +196,7 @@ def test_two_tiers_move_their_own_bytes_by_the_papers_mix(folder: Path) -> None:
     sizes = {"high": weights * 34 // 32, "low": weights * 18 // 32}
     assert found["bytes_transferred"] == sum(found[f"misses_{tier}"] * size for tier, size in sizes.items())
     assert min(found["misses_low"], found["hits_low"], found["selections_skipped"]) > 0
-    weighted = trace.weighted(np.zeros((1000, 4, 2), np.int32), 0.6).weights
+    weighted = trace.weights_of(np.zeros((1000, 4, 2), np.int32), 0.6)
     before = np.cumsum(weighted, axis=2) - weighted  # HOBBIT's scores
     assert np.mean(before <= 0.6) == pytest.approx(0.67, abs=0.02)
     assert np.mean(before > 0.9) == pytest.approx(0.03, abs=0.01)

@@ -60,7 +60,7 @@ def measure(job: Job) -> dict[str, Any]:
         experts, weights = arrays["experts"], arrays["weights"]
     shape = trace.moe_shape(Path(job.model))
     swept = trace.sweep(shape)
-    experts, weights = (np.concatenate(each) for each in ((swept.experts, experts), (swept.weights, weights)))
+    experts, weights = np.concatenate([swept, experts]), np.concatenate([trace.weights_of(swept), weights])
     session = Session(libraries, job, max(512, max(job.prompts) + job.n_warm_up + job.n_tokens))
     device.route(experts, weights, shape.n_experts)
 
@@ -71,7 +71,7 @@ def measure(job: Job) -> dict[str, Any]:
             session.append(n_tokens)
         return {name: value - before[name] for name, value in device.report().items()}
 
-    spent(*[1] * len(swept.experts))
+    spent(*[1] * len(swept))
     first = {}
     for n_tokens in sorted(job.prompts):
         session.restart()
