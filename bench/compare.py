@@ -27,7 +27,7 @@ from bench.harness.arms import BY_NAME, DEVICE_ARMS, SERVER_ARMS, choose_arms
 from bench.harness.devices import Device, Modelled
 from bench.harness.runner import BenchConfig, Host
 from bench.harness.served import Served
-from bench.harness.system import FOLDER, option_parser, terminable
+from bench.harness.system import ROOT, option_parser, terminable
 from bench.harness.table import Results, table
 from pyhobbit.cli.main import with_options
 from pyhobbit.errors import ConfigError, HobbitError
@@ -105,7 +105,7 @@ def configured(args: argparse.Namespace, target: Host) -> BenchConfig:
         model, given["low"] = args.model, own_low_tier(args.model)
     else:
         shape = files.SHAPES[args.shape].scaled(args.layers)
-        folder = args.folder or (FOLDER / "models" if is_modelled else Path("bench-models"))
+        folder = args.folder or (ROOT / "build/bench/models" if is_modelled else Path("bench-models"))
         model = files.model_path(folder, args.shape, shape, args.type, holes=is_modelled)
         given["low"] = files.low_path(model, args.low) if args.low else None
     given["arms"] = choose_arms(given.get("arms"), given["low"] is not None, target.arms)

@@ -5,9 +5,6 @@ It has all other weights and the KV cache, and host memory has all experts.
 """
 
 import json
-import os
-import subprocess
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,7 +18,7 @@ from numpy.typing import NDArray
 from bench.harness import runner, trace
 from bench.harness.arms import DEVICE_ARMS, MODELLED, Arm, ours
 from bench.harness.runner import BenchConfig, Host, Record, Turn
-from bench.harness.system import FOLDER, ROOT
+from bench.harness.system import ROOT
 from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import expert_bytes, model_parts
@@ -30,8 +27,8 @@ from pyhobbit.settings.config import Setting, format_size
 
 PROFILED = 256  # tokens of a profile
 SOURCES = ROOT / "tests/modelled_device"
-_GGML = ROOT / "vendor/llama.cpp/ggml"
-_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wl,-z,lazy")
+LIBRARY = ROOT / "build/release/bin/libmodelled-time.so"
+"""The modelled device, which the build makes with the tests."""
 
 
 @cache
@@ -150,7 +147,9 @@ class Modelled(Device):
 
     @staticmethod
     def of(machine: str) -> "Modelled":
-        """The machine of a price file. Raises ConfigError."""
+        """The machine of a price file. Raises ConfigError, HobbitError."""
+        if not LIBRARY.exists():
+            raise HobbitError(f"there is no {LIBRARY}; run 'make build' in {ROOT}")
         prices = read_prices(machine)
         settings = dict(word.split("=", 1) for word in prices["device"].split())
         return Modelled(f"{settings['name']}0", machine=Path(machine).stem, prices=prices)
@@ -182,33 +181,11 @@ class Modelled(Device):
     def _start(self, job: Job, folder: Path) -> Record:
         environment = {
             "PYTHONPATH": str(ROOT),
-            "LD_PRELOAD": str(library()),
+            "LD_PRELOAD": str(LIBRARY),
             "MODELLED_PRICES": json.dumps(self.prices),
         }
         job = replace(job, mmap=True, n_threads=1, routing=str(folder / "routing.npz"))
         return runner.start(job, program=(str(SOURCES / "decode.py"),), environment=environment)
-
-
-def library() -> Path:
-    """The modelled device, compiled on first use. Raises HobbitError without a compiler or ggml's headers."""
-    sources = [
-        SOURCES / f"{name}.cpp" for name in ("modelled-device", "streams", "time-face", "host-threads")
-    ]
-    texts = b"".join(each.read_bytes() for each in (*sources, *sorted(SOURCES.glob("*.h"))))
-    path = FOLDER / f"modelled-{zlib.crc32(texts):08x}.so"
-    if path.exists():
-        return path
-    if not (_GGML / "include/ggml.h").exists():
-        raise HobbitError(f"{_GGML}/include has no ggml.h; run 'make build' in {ROOT}")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    compiler, made = os.environ.get("CXX", "c++"), path.with_suffix(f".{os.getpid()}")
-    include = [f"-isystem{_GGML}/{folder}" for folder in ("include", "src")]
-    try:
-        subprocess.run([compiler, *_FLAGS, *include, *sources, "-o", made], check=True)
-    except (OSError, subprocess.CalledProcessError) as e:
-        raise HobbitError(f"the device cannot be compiled with {compiler} ({e}); set CXX") from e
-    made.replace(path)
-    return path
 
 
 def read_prices(machine: str) -> dict[str, Any]:

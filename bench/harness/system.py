@@ -18,9 +18,6 @@ from pathlib import Path
 from pyhobbit.errors import HobbitError
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "build/bench"
-"""Compiled and generated files, which later runs reuse."""
-
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _READ_BYTES, _READERS = 512 << 10, 4  # as the loader reads
 _TERMINATED = 143

@@ -276,7 +276,7 @@ def test_the_program_chooses_the_placement_that_a_machine_is_faster_with(
     environment = {
         "HF_HOME": str(tmp_path),
         "PYTHONPATH": str(models.ROOT),
-        "LD_PRELOAD": str(devices.library()),
+        "LD_PRELOAD": str(devices.LIBRARY),
         "MODELLED_PRICES": json.dumps(values),
     }
     done = subprocess.run(
