@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "thread-team.h"
+// The threads that compute a graph together: a calling thread and its workers. GCC's calls for ggml's OpenMP end here.
+// A thread that waits for the others spins and then sleeps. It spins long while all of them get a core when they want
+// one, and briefly once one has to wait for it: the spinning would take the time that the other lacks. A user fixes the
+// number of spins by GOMP_SPINCOUNT or OMP_WAIT_POLICY, which have libgomp's meaning.
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -17,6 +20,7 @@
 #include <memory>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -129,23 +133,26 @@ class core_delay {
     int64_t   delay_   = 0;
 };
 
-} // namespace
+class thread_team {
+  public:
+    static inline thread_local thread_team * here   = nullptr; // the thread's
+    static inline thread_local int           own_i  = 0;       // its number there
+    static inline thread_local bool          begins = false;   // before its first barrier
 
-struct thread_team {
     thread_team()                    = default;
     thread_team(const thread_team &) = delete;
 
     ~thread_team() {
         if (!is_of_this_process()) { // a fork has no workers to join
-            for (std::unique_ptr<worker> & worker : workers_) {
-                (void) worker.release();
+            for (std::unique_ptr<worker> & each : workers_) {
+                (void) each.release();
             }
             return;
         }
         work_ = nullptr;
-        for (std::unique_ptr<worker> & worker : workers_) {
-            worker->start.change();
-            worker->thread.join();
+        for (std::unique_ptr<worker> & each : workers_) {
+            each->start.change();
+            each->thread.join();
         }
     }
 
@@ -167,18 +174,26 @@ struct thread_team {
         return n_threads;
     }
 
-    void run(int n_threads, void (*work)(void *, int), void * data) {
-        work_ = work;
-        data_ = data;
-        for (int i = 1; i < n_threads; i++) {
-            workers_[size_t(i - 1)]->start.change();
-        }
-        work(data, 0);
+    // The first barrier is behind what thread 0 does alone: it starts the others there, and nobody waits.
+    void run(int n_threads, void (*work)(void *), void * data) {
+        n_threads_ = n_threads;
+        work_      = work;
+        data_      = data;
+        do_work(0);
     }
 
-    void wait(int n_threads) {
+    int n_threads() const { return n_threads_; }
+
+    void wait() {
+        if (std::exchange(begins, false)) {
+            for (int i = 1; own_i == 0 && i < n_threads_; i++) {
+                workers_[size_t(i - 1)]->start.change();
+            }
+            return;
+        }
         const uint32_t phase = phase_.value();
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == n_threads - 1) {
+        const int      last  = n_threads_ - 1; // read before the last thread may begin another run
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == last) {
             arrived_.store(0, std::memory_order_relaxed);
             phase_.change();
         } else {
@@ -192,13 +207,20 @@ struct thread_team {
         std::thread thread;
     };
 
+    void do_work(int i) {
+        here   = this;
+        own_i  = i;
+        begins = true;
+        work_(data_);
+    }
+
     void serve(worker & self, int i) {
         for (uint32_t seen = 0;; seen++) {
             self.start.wait_for_change(seen, spins());
             if (work_ == nullptr) {
                 return;
             }
-            work_(data_, i);
+            do_work(i);
         }
     }
 
@@ -228,27 +250,44 @@ struct thread_team {
 
     const pid_t                          process_ = getpid();
     std::vector<std::unique_ptr<worker>> workers_;
-    void (*work_)(void *, int)            = nullptr; // null: the workers end
-    void *               data_            = nullptr;
-    std::atomic<int64_t> long_from_       = 0;           // threads spin briefly before
-    std::atomic<int64_t> pause_           = least_pause; // the next time of short spins
-    alignas(64) std::atomic<int> arrived_ = 0;
+    int                                  n_threads_ = 1;       // that work
+    void (*work_)(void *)                           = nullptr; // null: the workers end
+    void *               data_                      = nullptr;
+    std::atomic<int64_t> long_from_                 = 0;           // threads spin briefly before
+    std::atomic<int64_t> pause_                     = least_pause; // the next time of short spins
+    alignas(64) std::atomic<int> arrived_           = 0;
     signal phase_;
 };
 
-thread_team * thread_team_of_caller(int * n_threads) {
+} // namespace
+
+#pragma GCC visibility push(hidden) // another libgomp of the process gets the calls of others, and none of ours
+extern "C" {
+
+// Calls work(data) in the calling thread and its workers: fewer than wanted if no more can be started. They start when
+// first needed, and end with the calling thread. REQUIRES: `work` begins as a `single` and ends with a barrier.
+void GOMP_parallel(void (*work)(void *), void * data, unsigned n_wanted, unsigned /* flags */) {
     thread_local std::unique_ptr<thread_team> team;
     if (!team || !team->is_of_this_process()) {
         team = std::make_unique<thread_team>();
     }
-    *n_threads = team->grow(*n_threads);
-    return team.get();
+    team->run(team->grow(int(n_wanted)), work, data);
 }
 
-void thread_team_run(thread_team * team, int n_threads, void (*work)(void * data, int i), void * data) {
-    team->run(n_threads, work, data);
+void GOMP_barrier() {
+    thread_team::here->wait();
 }
 
-void thread_team_wait(thread_team * team, int n_threads) {
-    team->wait(n_threads);
+bool GOMP_single_start() {
+    return thread_team::own_i == 0;
 }
+
+int omp_get_num_threads() {
+    return thread_team::here->n_threads();
+}
+
+int omp_get_thread_num() {
+    return thread_team::own_i;
+}
+}
+#pragma GCC visibility pop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "../../llama_ext/cpu/thread-team.h"
+#include "../../llama_ext/cpu/thread-team.cpp" // its functions are hidden
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -13,26 +13,27 @@ namespace {
 
 // Work of two steps: each thread writes its number, and after a barrier adds those of all.
 struct sum_work {
-    explicit sum_work(int wanted) : n_threads(wanted), team(thread_team_of_caller(&n_threads)) {}
+    explicit sum_work(int wanted) : n_threads(wanted) {}
 
-    void run() {
-        numbers.assign(size_t(n_threads), 0);
-        sums.assign(size_t(n_threads), 0);
-        thread_team_run(team, n_threads, step, this);
-    }
+    void run() { GOMP_parallel(step, this, unsigned(n_threads), 0); }
 
-    static void step(void * data, int i) {
-        sum_work & self         = *static_cast<sum_work *>(data);
-        self.numbers[size_t(i)] = i + 1;
-        thread_team_wait(self.team, self.n_threads);
-        for (const int number : self.numbers) {
-            self.sums[size_t(i)] += number;
+    static void step(void * data) {
+        sum_work &   self = *static_cast<sum_work *>(data);
+        const size_t i    = size_t(omp_get_thread_num());
+        if (GOMP_single_start()) {
+            self.numbers.resize(size_t(omp_get_num_threads()));
+            self.sums.assign(self.numbers.size(), 0);
         }
-        thread_team_wait(self.team, self.n_threads);
+        GOMP_barrier();
+        self.numbers[i] = int(i) + 1;
+        GOMP_barrier();
+        for (const int number : self.numbers) {
+            self.sums[i] += number;
+        }
+        GOMP_barrier();
     }
 
     int              n_threads;
-    thread_team *    team;
     std::vector<int> numbers;
     std::vector<int> sums;
 };
