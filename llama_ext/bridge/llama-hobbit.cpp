@@ -11,6 +11,7 @@
 #include "llama-plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <cstring>
 #include <map>
@@ -254,11 +255,9 @@ bool llama_hobbit_batch::repeats(ggml_backend_sched_t sched, const ggml_tensor *
 }
 
 const char * llama_lost_machine(void) {
-    using get_failure            = const char * (*) ();
-    ggml_backend_reg_t       reg = ggml_backend_reg_by_name("RPC");
-    static const get_failure get =
-        reg ? get_failure(ggml_backend_reg_get_proc_address(reg, "ggml_backend_rpc_failure")) : nullptr;
-    return get ? get() : nullptr;
+    ggml_backend_reg_t reg  = ggml_backend_reg_by_name("RPC");
+    static void *      lost = reg ? ggml_backend_reg_get_proc_address(reg, "ggml_backend_rpc_failure") : nullptr;
+    return lost ? static_cast<std::atomic<const char *> *>(lost)->load() : nullptr;
 }
 
 int32_t llama_hobbit_status(ggml_backend_sched_t sched) {
