@@ -186,9 +186,9 @@ FAULTS = [
     ),
     Fault(
         "the scheduler does not wait for other backends",
-        SCHEDULER,
-        "                ggml_backend_supports_buft(split_backend, sched->bufts[b])) {",
-        "                ggml_backend_supports_buft(split_backend, sched->bufts[b]) && !is_fault(NAME)) {",
+        f"{SOURCES}/backend/ggml-hobbit.cpp",
+        "ctx.others.end(), ggml_backend_synchronize);",
+        "is_fault(NAME) ? ctx.others.begin() : ctx.others.end(), ggml_backend_synchronize);",
         found=r"by stream \d+ of device 0 is not ordered behind MUL ffn_norm-\d by stream",
         beside=(OWN_QUEUES,),
     ),

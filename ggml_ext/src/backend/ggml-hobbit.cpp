@@ -68,7 +68,8 @@ static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t de
 // Computes on the device, and on the CPU if the CPU computes a share beside it.
 struct ggml_backend_hobbit_context {
     lazy_backend                compute;
-    std::optional<lazy_backend> cpu; // computes a share beside devices with memory of their own
+    std::optional<lazy_backend> cpu;    // computes a share beside devices with memory of their own
+    std::vector<ggml_backend_t> others; // work in memory that this one reads in place, in queues of their own
 
     explicit ggml_backend_hobbit_context(ggml_backend_dev_t device) : compute(device) {
         if (!hobbit::is_host_device(device)) {
@@ -243,6 +244,7 @@ static enum ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph * grap
     ggml_backend_hobbit_context & ctx    = backend_context(backend);
     split_runner *                runner = find_runner(graph);
     hobbit::status                s      = ctx.compute.open();
+    std::for_each(ctx.others.begin(), ctx.others.end(), ggml_backend_synchronize);
     if (s.ok() && !runner) {
         return ggml_backend_graph_compute(ctx.compute.backend(), graph);
     }
@@ -298,6 +300,10 @@ void hobbit_share_queues(ggml_backend_sched_t sched) {
             auto &         inner = backend_context(backend).compute;
             if (other->device == inner.device() && !hobbit::is_host_device(other->device)) {
                 inner.share(other);
+            }
+            ggml_backend_buffer_type_t memory = ggml_backend_sched_get_buffer_type(sched, other);
+            if (j != i && other != inner.shared() && ggml_backend_supports_buft(backend, memory)) {
+                backend_context(backend).others.push_back(other);
             }
         }
     }
