@@ -301,7 +301,7 @@ class requests_hooks : public server_hooks {
         g_bodies.set_limit(all / 8);
         g_trees.set_limit(all / 2);
         g_texts.set_limit(all / 8 * 3);
-        common_before_tokenize = is_bounded ? hold_text : nullptr;
+        common_before_tokenize = is_bounded ? hold_text : [](size_t) {};
         size_t longest         = 1;
         for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); token++) {
             longest = std::max(longest, std::strlen(llama_vocab_get_text(vocab, token)));
