@@ -251,13 +251,33 @@ template <typename Slots, typename Batch>
 server_slot_views server_views(const Slots & slots, const Batch & batch) {
     server_slot_views all;
     for (const auto & slot : slots) {
-        all.push_back(slot.view());
+        using state            = decltype(slot.state);
+        const int32_t n_prompt = slot.task ? slot.task->n_tokens() : 0;
+        const int32_t n_tokens = slot.prompt.n_tokens();
+        const int32_t n_read   = slot.state == state::SLOT_STATE_PROCESSING_PROMPT ? n_tokens
+                                 : slot.state == state::SLOT_STATE_STARTED         ? 0
+                                                                                   : n_prompt;
+        all.push_back({ slot.id, slot.is_processing(), slot.state == state::SLOT_STATE_GENERATING,
+                        slot.state == state::SLOT_STATE_WAIT_OTHER, slot.task && slot.task->is_child(), slot.is_alone(),
+                        n_prompt, n_prompt - n_read, n_tokens, slot.t_last_used, &slot.prompt.checkpoints,
+                        slot.spec_ckpt.size(), &slot.stats });
     }
     for (const auto & token : batch.tokens) {
         all[token.id_slot].n_batch++;
         all[token.id_slot].n_prompt_batch += token.is_prompt;
     }
     return all;
+}
+
+// Frees checkpoints until one of `size` bytes fits, or none is left.
+template <typename Slots, typename Batch>
+bool server_make_room(Slots & slots, const Batch & batch, int32_t id, size_t size) {
+    server_checkpoint wanted = { id, size };
+    const auto        ask    = [&] { server_call(&server_hooks::checkpoint, server_views(slots, batch), wanted); };
+    for (ask(); wanted.victim >= 0; ask()) {
+        slots[wanted.victim].prompt.checkpoints.pop_front();
+    }
+    return wanted.fits;
 }
 
 // Threads of connections beside the first ones, at most. `listen` sets it.
