@@ -172,8 +172,8 @@ class server_hooks {
     virtual void before_pass(const server_slot_views &, const server_pass &, int32_t /* n_tokens */) {}
     virtual void after_pass() {}
 
-    // Once per second of a pass: the prompts that it reads, with their tokens that are computed.
-    virtual void progress(server_slot_views & /* prompts */) {}
+    // Once per second of a pass: tells the slots whose prompts it reads, with their tokens that are computed.
+    virtual void progress(const std::function<void(int32_t, int32_t)> & /* tell */) {}
 
     // Keeps slots in files when the server ends, and takes them back when it begins: `keep` does so for one.
     using keeper = std::function<void(int32_t, const std::string &)>;

@@ -86,15 +86,14 @@ class passes_hooks : public server_hooks {
         prompts_.clear();
     }
 
-    void progress(server_slot_views & prompts) override {
+    void progress(const std::function<void(int32_t, int32_t)> & tell) override {
         std::lock_guard<std::mutex> lock(mutex_);
         if (seconds() - told_ < 1.0 || n_layers_ <= 0.0) {
             return;
         }
-        told_   = seconds();
-        prompts = prompts_;
-        for (auto & prompt : prompts) {
-            prompt.n_tokens -= int32_t(prompt.n_prompt_batch * (1.0 - share()));
+        told_ = seconds();
+        for (const auto & prompt : prompts_) {
+            tell(prompt.id, prompt.n_tokens - int32_t(prompt.n_prompt_batch * (1.0 - share())));
         }
     }
 
