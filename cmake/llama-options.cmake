@@ -105,8 +105,8 @@ set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 # Adds our files of the CPU backend: products of weights, and threads in libgomp's place. All sources get its flag, so that most
 # objects are stock's. A file NAME-kernel.cpp defines the kernel NAME_kernel. To be called when ggml-cpu is there.
 function(hobbit_add_cpu_files)
-    set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
-    file(GLOB kernels CONFIGURE_DEPENDS ${root}/llama_ext/cpu/*-kernel.cpp)
+    set(ours ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../llama_ext/cpu)
+    file(GLOB kernels CONFIGURE_DEPENDS ${ours}/*-kernel.cpp)
     list(TRANSFORM kernels REPLACE ".*/(.*)-kernel.cpp" "KERNEL(\\1_kernel)" OUTPUT_VARIABLE names)
     string(REPLACE ";" " " names "${names}")
     hobbit_cpu_libraries(libraries)
@@ -115,12 +115,12 @@ function(hobbit_add_cpu_files)
     foreach(library IN LISTS libraries)
         set_source_files_properties(${cpu}/ggml-cpu.cpp TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS "-include;plain-rows.h")
         set_source_files_properties(${cpu}/ops.cpp TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS "-include;attention.h")
-        target_sources(${library} PRIVATE ${kernels} ${root}/llama_ext/cpu/plain-rows.cpp ${root}/llama_ext/cpu/attention.cpp)
-        target_include_directories(${library} PRIVATE ${root}/llama_ext/cpu)
-        set_source_files_properties(${root}/llama_ext/cpu/plain-rows.cpp TARGET_DIRECTORY ${library}
+        target_sources(${library} PRIVATE ${kernels} ${ours}/plain-rows.cpp ${ours}/attention.cpp ${ours}/barriers.cpp)
+        target_include_directories(${library} PRIVATE ${ours})
+        set_source_files_properties(${ours}/plain-rows.cpp TARGET_DIRECTORY ${library}
             PROPERTIES COMPILE_DEFINITIONS "PLAIN_KERNELS=${names}")
         if (CMAKE_SYSTEM_NAME STREQUAL "Linux" AND CMAKE_C_COMPILER_ID STREQUAL "GNU") # the team sleeps by futex
-            target_sources(${library} PRIVATE ${root}/llama_ext/cpu/thread-team.cpp)
+            target_sources(${library} PRIVATE ${ours}/thread-team.cpp)
             target_compile_options(${library} PRIVATE -fopenmp)
             set_source_files_properties(${cpu}/ggml-cpu.c TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS GGML_USE_OPENMP)
         endif()
