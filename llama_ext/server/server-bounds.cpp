@@ -20,7 +20,7 @@ constexpr size_t LARGE = 256 << 10;                              // no slot keep
 
 class bounds_hooks : public server_hooks {
   public:
-    void use(const llama_context * ctx) override {
+    void use(llama_context * ctx) override {
         if (ctx) {
             n_ctx_   = int32_t(llama_n_ctx_seq(ctx));
             n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));

@@ -54,6 +54,7 @@ static const hobbit_precision SERVER_NO_TOKENS = hobbit_full_precision();
 // A slot between two passes.
 struct server_slot_view {
     int32_t id;
+    int32_t id_task;    // its request's; -1: it has none
     bool    is_busy;    // it has a request, of which the next fields tell
     bool    is_writing; // it waits for a token in each pass
     bool    is_waiting; // it waits for the prompt that another slot reads
@@ -141,7 +142,7 @@ class server_hooks {
     virtual void start(common_params &) {}
 
     // The context of a loaded model; with null the model is about to be freed.
-    virtual void use(const llama_context *) {}
+    virtual void use(llama_context *) {}
 
     // The HTTP server is set up, but for its routes.
     virtual void listen(httplib::Server &, const common_params &) {}
@@ -171,6 +172,10 @@ class server_hooks {
     virtual void plan_pass(const server_slot_views &, server_pass &) {}
     virtual void before_pass(const server_slot_views &, const server_pass &, int32_t /* n_tokens */) {}
     virtual void after_pass() {}
+
+    // A request is cancelled while a pass is computed, or the server ends: who may abort the pass hears of it.
+    virtual void left(int32_t /* id_task */) {}
+    virtual void end() {}
 
     // Once per second of a pass: tells the slots whose prompts it reads, with their tokens that are computed.
     virtual void progress(const std::function<void(int32_t, int32_t)> & /* tell */) {}
@@ -257,16 +262,37 @@ server_slot_views server_views(const Slots & slots, const Batch & batch) {
         const int32_t n_read   = slot.state == state::SLOT_STATE_PROCESSING_PROMPT ? n_tokens
                                  : slot.state == state::SLOT_STATE_STARTED         ? 0
                                                                                    : n_prompt;
-        all.push_back({ slot.id, slot.is_processing(), slot.state == state::SLOT_STATE_GENERATING,
-                        slot.state == state::SLOT_STATE_WAIT_OTHER, slot.task && slot.task->is_child(), slot.is_alone(),
-                        n_prompt, n_prompt - n_read, n_tokens, slot.t_last_used, &slot.prompt.checkpoints,
-                        slot.spec_ckpt.size(), &slot.stats });
+        all.push_back({ slot.id, slot.task ? slot.task->id : -1, slot.is_processing(),
+                        slot.state == state::SLOT_STATE_GENERATING, slot.state == state::SLOT_STATE_WAIT_OTHER,
+                        slot.task && slot.task->is_child(), slot.is_alone(), n_prompt, n_prompt - n_read, n_tokens,
+                        slot.t_last_used, &slot.prompt.checkpoints, slot.spec_ckpt.size(), &slot.stats });
     }
     for (const auto & token : batch.tokens) {
         all[token.id_slot].n_batch++;
         all[token.id_slot].n_prompt_batch += token.is_prompt;
     }
     return all;
+}
+
+// Takes the tokens of a batch that was aborted, or not begun, back out of the slots and the memory.
+template <typename Slots, typename Batch>
+void server_drop_batch(Slots & slots, Batch & batch, bool is_begun, bool can_go_back) {
+    for (const auto & view : server_views(slots, batch)) {
+        auto & slot = slots[view.id];
+        if (view.n_batch > 0 && is_begun && (!can_go_back || slot.prompt.tokens.has_mtmd)) {
+            slot.prompt_clear();
+        } else if (view.n_batch > 0) {
+            slot.prompt.tokens.keep_first(slot.prompt.n_tokens() - view.n_batch);
+            if (is_begun) {
+                slot.mem.seq_rm(slot.id, slot.prompt.tokens.pos_next(), -1);
+            }
+        }
+        slot.spec_i_batch.clear();
+        if (view.n_batch > 0 && slot.state == decltype(slot.state)::SLOT_STATE_DONE_PROMPT) {
+            slot.state = decltype(slot.state)::SLOT_STATE_PROCESSING_PROMPT;
+        }
+    }
+    batch.clear();
 }
 
 // Frees checkpoints until one of `size` bytes fits, or none is left.

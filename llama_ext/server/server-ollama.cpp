@@ -354,7 +354,7 @@ namespace {
 
 class ollama_hooks : public server_hooks {
   public:
-    void use(const llama_context * ctx) override {
+    void use(llama_context * ctx) override {
         char name[64];
         if (ctx && llama_model_meta_val_str(llama_get_model(ctx), "general.architecture", name, sizeof(name)) > 0) {
             std::lock_guard<std::mutex> lock(g_mutex);

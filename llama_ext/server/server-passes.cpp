@@ -3,13 +3,16 @@
 #include "server-task.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <iterator>
 #include <mutex>
 #include <numeric>
+#include <unordered_set>
 
-// The passes over prompts: how large they are while others wait for tokens, whose turn it is, and how far they are.
+// The passes over prompts: how large they are while others wait for tokens, whose turn it is, and how far they are. One
+// that nobody waits for is aborted: it must delay neither the server's end nor others when its clients have left.
 
 namespace {
 
@@ -25,6 +28,20 @@ const auto is_writing = std::mem_fn(&server_slot_view::is_writing);
 
 class passes_hooks : public server_hooks {
   public:
+    void use(llama_context * ctx) override {
+        if (ctx) {
+            llama_set_abort_callback(ctx, [](void * p) { return static_cast<passes_hooks *>(p)->aborts(); }, this);
+        }
+    }
+
+    void left(int32_t id_task) override {
+        if (tasks_.erase(id_task) > 0) {
+            is_left_ = tasks_.empty();
+        }
+    }
+
+    void end() override { is_ending_ = true; }
+
     // Cells that slots share hold this prompt beside other requests.
     void admit(const server_slot_views & slots, int32_t n, int32_t n_cells, bool & may) override {
         int64_t n_others = 0;
@@ -57,6 +74,14 @@ class passes_hooks : public server_hooks {
         n_waiting_ = int32_t(std::count_if(slots.begin(), slots.end(), is_writing));
         n_long_    = pass.n_read;
 
+        const auto add      = [](int32_t n, const auto & slot) { return n + slot.n_batch; };
+        const bool is_whole = n_tokens == std::accumulate(slots.begin(), slots.end(), 0, add);
+        for (const auto & slot : slots) {
+            if (is_whole && slot.n_batch > 0) { // answers may have got tokens of another part
+                tasks_.insert(slot.id_task);
+            }
+        }
+
         std::vector<server_slot_view> prompts;
         std::copy_if(slots.begin(), slots.end(), std::back_inserter(prompts),
                      [](auto & s) { return s.n_prompt_batch > 0; });
@@ -72,6 +97,9 @@ class passes_hooks : public server_hooks {
     }
 
     void after_pass() override {
+        tasks_.clear();
+        is_left_ = false;
+
         const double taken = seconds() - start_;
         if (n_long_ > 0) {
             pause_ = n_waiting_ > 0 ? taken : 0.0;
@@ -136,6 +164,8 @@ class passes_hooks : public server_hooks {
     }
 
   private:
+    bool aborts() const { return is_left_ || is_ending_; }
+
     // How much of the pass is computed, from 0 to 1. REQUIRES: mutex_ is held
     double share() const {
         const double n_done = server_report_layers().first - n_before_;
@@ -176,6 +206,10 @@ class passes_hooks : public server_hooks {
     int32_t n_long_    = 0;   // tokens of long prompts in the pass that is computed
     int32_t n_waiting_ = 0;
     size_t  last_turn_ = 0;
+
+    std::unordered_set<int32_t> tasks_; // requests with tokens in the pass, without those that were cancelled
+    std::atomic<bool>           is_left_   = false; // there were some, and none is left
+    std::atomic<bool>           is_ending_ = false;
 
     // The pass that is computed. Guarded by mutex_, but for reading by the thread that computes.
     std::mutex        mutex_;

@@ -274,7 +274,7 @@ namespace {
 class report_hooks : public server_hooks {
   public:
     // With null the model can be freed: its last counters are kept until another one is loaded.
-    void use(const llama_context * ctx) override {
+    void use(llama_context * ctx) override {
         hobbit_model * model = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
         hobbit_info    info  = {};
 

@@ -291,7 +291,7 @@ class requests_hooks : public server_hooks {
     }
 
     // Requests are bounded where the model has an expert cache.
-    void use(const llama_context * ctx) override {
+    void use(llama_context * ctx) override {
         if (!ctx) {
             return;
         }
