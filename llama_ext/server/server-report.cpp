@@ -315,7 +315,8 @@ class report_hooks : public server_hooks {
         }
     }
 
-    void idle(int64_t & ms) override { ms = llama_lost_machine() ? 0 : ms; }
+    // The model stays while a request is read.
+    void idle(int64_t & ms) override { ms = g_n_running > 0 ? -1 : llama_lost_machine() ? 0 : ms; }
 
     // Requests for a computation are refused while a machine is lost: the model has to be loaded again first.
     void wrap(server_handler & handler) override {
