@@ -69,7 +69,7 @@ FAULTS = [
     ),
     Fault(
         OWN_QUEUES,
-        f"{SOURCES}/backend/ggml-hobbit.cpp",
+        f"{SOURCES}/backend/shared-queues.cpp",
         "                inner.share(other);",
         "                if (!is_fault(NAME)) {\n                    inner.share(other);\n                }",
     ),
@@ -200,9 +200,9 @@ FAULTS = [
     ),
     Fault(
         "the experts' memory is anybody's",
-        SCHEDULER,
-        "ggml_backend_get_queue(sched->backends[b]) == backend) {",
-        "(ggml_backend_get_queue(sched->backends[b]) == backend || is_fault(NAME))) {",
+        f"{SOURCES}/backend/shared-queues.cpp",
+        "get_queue(each) == backend) {",
+        "(get_queue(each) == backend || is_fault(NAME))) {",
         found=r"ADD ffn_moe_out-\d by stream \d+ of device 1 is in memory of another device",
         n_devices=2,
     ),

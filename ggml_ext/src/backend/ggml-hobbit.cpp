@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: MIT
 #include "backend/ggml-hobbit.h"
 
-#include "device/device-traits.h"
 #include "ggml-impl.h"
 #include "graph/inner-graph.h"
-#include "graph/lazy-backend.h"
 #include "hobbit.h"
 
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <sys/mman.h>
-#include <vector>
 
 using hobbit::expert_tensor;
 using hobbit::is_expert_matmul;
 using hobbit::is_row_lookup;
-using hobbit::lazy_backend;
 using hobbit::split_runner;
 
 // Private structs of ggml that our code depends on. Their tables of functions are initialised by position, so a
@@ -64,19 +59,6 @@ struct ggml_backend_hobbit_device_context {
 static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t dev) {
     return *(ggml_backend_hobbit_device_context *) dev->context;
 }
-
-// Computes on the device, and on the CPU if the CPU computes a share beside it.
-struct ggml_backend_hobbit_context {
-    lazy_backend                compute;
-    std::optional<lazy_backend> cpu;    // computes a share beside devices with memory of their own
-    std::vector<ggml_backend_t> others; // work in memory that this one reads in place, in queues of their own
-
-    explicit ggml_backend_hobbit_context(ggml_backend_dev_t device) : compute(device) {
-        if (!hobbit::is_host_device(device)) {
-            cpu.emplace(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
-        }
-    }
-};
 
 static ggml_backend_hobbit_context & backend_context(ggml_backend_t backend) {
     return *(ggml_backend_hobbit_context *) backend->context;
@@ -287,26 +269,8 @@ static struct ggml_backend_i ggml_backend_hobbit_i() {
     return i;
 }
 
-static bool is_hobbit(ggml_backend_t backend) {
-    return backend->iface.get_name == ggml_backend_hobbit_get_name;
-}
-
-void hobbit_share_queues(ggml_backend_sched_t sched) {
-    const int n = ggml_backend_sched_get_n_backends(sched);
-    for (int i = 0; i < n; i++) {
-        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
-        for (int j = 0; is_hobbit(backend) && j < n; j++) {
-            ggml_backend_t other = ggml_backend_sched_get_backend(sched, j);
-            auto &         inner = backend_context(backend).compute;
-            if (other->device == inner.device() && !hobbit::is_host_device(other->device)) {
-                inner.share(other);
-            }
-            ggml_backend_buffer_type_t memory = ggml_backend_sched_get_buffer_type(sched, other);
-            if (j != i && other != inner.shared() && ggml_backend_supports_buft(backend, memory)) {
-                backend_context(backend).others.push_back(other);
-            }
-        }
-    }
+ggml_backend_hobbit_context * ggml_backend_hobbit_context_of(ggml_backend_t backend) {
+    return backend->iface.get_name == ggml_backend_hobbit_get_name ? &backend_context(backend) : nullptr;
 }
 
 static ggml_guid_t ggml_backend_hobbit_guid() {
@@ -316,11 +280,6 @@ static ggml_guid_t ggml_backend_hobbit_guid() {
 }
 
 // Functions that llama.cpp looks for by name.
-static ggml_backend_t ggml_backend_hobbit_get_queue(ggml_backend_t backend) {
-    ggml_backend_t shared = backend_context(backend).compute.shared();
-    return shared ? shared : backend;
-}
-
 static void ggml_backend_hobbit_set_n_threads(ggml_backend_t backend, int n_threads) {
     ggml_backend_hobbit_context & ctx = backend_context(backend);
     ctx.compute.set_n_threads(n_threads);
@@ -421,7 +380,6 @@ static void * ggml_backend_hobbit_reg_get_proc_address(ggml_backend_reg_t, const
     static const std::map<std::string, void *> known = {
         { "ggml_backend_set_n_threads", (void *) ggml_backend_hobbit_set_n_threads },
         { "ggml_backend_set_abort_callback", (void *) ggml_backend_hobbit_set_abort_callback },
-        { "ggml_backend_get_queue", (void *) ggml_backend_hobbit_get_queue },
     };
     const auto found = known.find(name);
     return found == known.end() ? NULL : found->second;

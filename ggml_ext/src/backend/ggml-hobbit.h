@@ -2,10 +2,14 @@
 #pragma once
 
 #include "base/status.h"
+#include "device/device-traits.h"
 #include "ggml-backend-impl.h"
+#include "graph/lazy-backend.h"
 #include "model/expert.h"
 
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace hobbit {
 
@@ -67,3 +71,19 @@ ggml_backend_buffer_type ggml_backend_hobbit_make_buffer_type(hobbit::split_runn
 
 // Returns true if its tensors stay on disk.
 bool ggml_backend_buft_is_hobbit(ggml_backend_buffer_type_t buft);
+
+// Computes on the device, and on the CPU if the CPU computes a share beside it.
+struct ggml_backend_hobbit_context {
+    hobbit::lazy_backend                compute;
+    std::optional<hobbit::lazy_backend> cpu;    // computes a share beside devices with memory of their own
+    std::vector<ggml_backend_t>         others; // work in memory that this one reads in place, in queues of their own
+
+    explicit ggml_backend_hobbit_context(ggml_backend_dev_t device) : compute(device) {
+        if (!hobbit::is_host_device(device)) {
+            cpu.emplace(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+        }
+    }
+};
+
+// Null: the backend is none of ours.
+ggml_backend_hobbit_context * ggml_backend_hobbit_context_of(ggml_backend_t backend);
