@@ -22,7 +22,7 @@ LISTED = [
     Mutant(
         "2: a plain model always fits",
         "ggml_ext/src/engine/hobbit-model.cpp",
-        "if (index.model_bytes() + index.model_bytes() / 10 < available_memory()) {",
+        "if (index.model_bytes() + index.model_bytes() / 10 < hobbit_available_memory()) {",
         "if (true) {",
         ("test-hobbit",),
     ),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "base/system-memory.h"
+#include "hobbit.h"
 
 #include <algorithm>
 #include <atomic>
@@ -67,7 +67,7 @@ class page_commit {
         for (const range & r : ranges) {
             for (size_t done = 0; done < r.size; done += STEP) {
                 const size_t step = std::min(STEP, r.size - done);
-                if (stop_ || (spare > 0 && available_memory() < spare + step) ||
+                if (stop_ || (spare > 0 && hobbit_available_memory() < spare + step) ||
                     madvise(r.begin + done, step, POPULATE_WRITE) != 0) {
                     return;
                 }

@@ -24,10 +24,6 @@ void set_system_root(const std::string & folder) {
     system_root() = folder;
 }
 
-std::string meminfo_path() {
-    return system_root() + "/proc/meminfo";
-}
-
 // The value of "KEY  123 kB" in kB-valued files, of "KEY 123", or with has_type of "KEY 4 123".
 static bool read_field(const std::string & path, const std::string & key, uint64_t & value, bool has_type = false) {
     std::ifstream in(path);
@@ -42,13 +38,6 @@ static bool read_field(const std::string & path, const std::string & key, uint64
         }
     }
     return false;
-}
-
-// In kB, whatever a page is: statm counts pages of the kernel, and an emulator may report others to this process.
-uint64_t resident_memory() {
-    uint64_t kilobytes = 0;
-    read_field("/proc/self/status", "VmRSS:", kilobytes);
-    return kilobytes * 1024;
 }
 
 static uint64_t read_limit(const std::string & path) {
@@ -119,7 +108,7 @@ static uint64_t least_of_cgroups(uint64_t (cgroup::*value)() const) {
 
 static uint64_t machine_memory(const char * key) {
     uint64_t kilobytes = 0;
-    return read_field(meminfo_path(), key, kilobytes)
+    return read_field(system_root() + "/proc/meminfo", key, kilobytes)
                ? kilobytes * 1024
                : uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
 }
@@ -133,14 +122,6 @@ static uint64_t reclaimable_of_zfs() {
     };
     const uint64_t size = field("size");
     return std::min(size - std::min(size, field("c_min")), field("mru_evictable_data") + field("mfu_evictable_data"));
-}
-
-uint64_t available_memory() {
-    return std::min(machine_memory("MemAvailable:") + reclaimable_of_zfs(), least_of_cgroups(&cgroup::room));
-}
-
-uint64_t memory_limit() {
-    return std::min(machine_memory("MemTotal:"), least_of_cgroups(&cgroup::limit));
 }
 
 bool has_display() {
@@ -165,14 +146,19 @@ char * page_of(char * address) {
 
 } // namespace hobbit
 
+using namespace hobbit;
+
+// In kB, whatever a page is: statm counts pages of the kernel, and an emulator may report others to this process.
 uint64_t hobbit_resident_memory(void) {
-    return hobbit::resident_memory();
+    uint64_t kilobytes = 0;
+    read_field("/proc/self/status", "VmRSS:", kilobytes);
+    return kilobytes * 1024;
 }
 
 uint64_t hobbit_available_memory(void) {
-    return hobbit::available_memory();
+    return std::min(machine_memory("MemAvailable:") + reclaimable_of_zfs(), least_of_cgroups(&cgroup::room));
 }
 
 uint64_t hobbit_memory_limit(void) {
-    return hobbit::memory_limit();
+    return std::min(machine_memory("MemTotal:"), least_of_cgroups(&cgroup::limit));
 }

@@ -6,6 +6,7 @@
 #include "device/repacked-layout.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
+#include "hobbit.h"
 #include "io/file-reader.h"
 
 #include <algorithm>
@@ -334,7 +335,7 @@ bool slot_memory::has_memory(uint32_t slot) {
         return true;
     }
     n_unseen_ = 0;
-    return available_memory() >= spare_ + UNSEEN;
+    return hobbit_available_memory() >= spare_ + UNSEEN;
 }
 
 } // namespace hobbit

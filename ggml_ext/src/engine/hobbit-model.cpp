@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/hobbit-model.h"
 
-#include "base/system-memory.h"
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-impl.h"
@@ -66,7 +65,7 @@ status hobbit_model::resolve(const char * path, const hobbit_setting * given, si
 status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,
                           std::unique_ptr<hobbit_model> & model) {
     std::unique_ptr<hobbit_model> opened(new hobbit_model);
-    opened->resident_here_ = resident_memory();
+    opened->resident_here_ = hobbit_resident_memory();
 
     HOBBIT_TRY(opened->settings_.apply(given, n_given));
     const uint64_t process   = opened->settings_.count("hobbit.process");
@@ -88,7 +87,7 @@ status hobbit_model::open(const std::string & path, const hobbit_setting * given
                                    path.c_str());
     }
     if (index.n_tiers() == 1 && !asked) {
-        if (index.model_bytes() + index.model_bytes() / 10 < available_memory()) {
+        if (index.model_bytes() + index.model_bytes() / 10 < hobbit_available_memory()) {
             return {};
         }
         GGML_LOG_WARN("hobbit: '%s' does not fit into free memory: its experts stay on disk, in a cache\n",
@@ -157,7 +156,7 @@ bool hobbit_model::memory_is_short(bool in_host) const {
     }
     const uint64_t elsewhere = in_host ? 0 : std::min(index_.model_bytes(), index_.tier_bytes(tier_id::high));
     const uint64_t held      = index_.model_bytes() - elsewhere;
-    const uint64_t budget    = settings_.memory() > 0 ? settings_.memory() : resident_before_ + available_memory();
+    const uint64_t budget = settings_.memory() > 0 ? settings_.memory() : resident_before_ + hobbit_available_memory();
     return budget < resident_before_ + held + held / 10 + ROOM_BESIDE_MODEL;
 }
 
@@ -281,7 +280,8 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     std::vector<ggml_backend_dev_t> own;
     HOBBIT_TRY(find_compute_devices(settings_.device(), own));
     build(own);
-    HOBBIT_TRY(check_limit(settings_.bounds(), host_ != nullptr, 0, memory_limit())); // before weights are loaded
+    // before weights are loaded
+    HOBBIT_TRY(check_limit(settings_.bounds(), host_ != nullptr, 0, hobbit_memory_limit()));
     assign_layers(of_layers);
     is_placed_ = true;
     return {};

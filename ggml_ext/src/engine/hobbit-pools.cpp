@@ -11,15 +11,15 @@ using namespace hobbit;
 
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     const bool     is_staged = settings_.flag("hobbit.pack") || host_; // reads do not land directly in the slot
-    const uint64_t now       = resident_memory();
+    const uint64_t now       = hobbit_resident_memory();
     const uint64_t staging   = is_staged ? loader::staging_size(uint32_t(settings_.count("hobbit.io_threads"))) : 0;
     return { resident_before_,
              model_bytes + settings_.count("hobbit.further") + settings_.count("hobbit.requests"),
              staging,
              resident_before_ + now - std::min(now, resident_here_),
-             available_memory(),
+             hobbit_available_memory(),
              {},
-             memory_limit(),
+             hobbit_memory_limit(),
              snapshot_,
              has_display() };
 }

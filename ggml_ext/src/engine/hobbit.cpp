@@ -120,7 +120,8 @@ size_t hobbit_check_header(const char * path, const char * data, size_t n_data, 
 bool hobbit_check_limit(uint64_t memory, char * err, size_t err_size) {
     budget b;
     b.memory = memory;
-    return report_call("cannot check a limit", err, err_size, [&] { return check_limit(b, true, 0, memory_limit()); });
+    return report_call("cannot check a limit", err, err_size,
+                       [&] { return check_limit(b, true, 0, hobbit_memory_limit()); });
 }
 
 bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, struct hobbit_pool_plan * plan,
