@@ -109,7 +109,7 @@ void device_engine::fill(tier_id tier, const std::vector<expert_id> & most_used)
 // computing
 //
 
-void device_engine::start_sharing(const expert_shapes & kinds) {
+void device_engine::start_sharing(const expert_kinds & kinds) {
     executor_.reset(); // its hooks know the share
     share_.reset();    // unregisters its listener of replacements, before the next one registers its own
     share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, traits_of(device_).upload_share,

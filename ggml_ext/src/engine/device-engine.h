@@ -67,7 +67,7 @@ class device_engine {
     device_memory memory(uint64_t rows, const pool_demand & host) const;
 
     // Gives the CPU a share of the layers. The kinds must outlive the engine. REQUIRES: there is a host cache
-    void start_sharing(const expert_shapes & kinds);
+    void start_sharing(const expert_kinds & kinds);
 
     status allocate(const pool_slots & slots, cache_policy & policy);
 

@@ -455,34 +455,26 @@ std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id
     return found;
 }
 
-size_t expert_shape::bytes() const {
-    return std::accumulate(matrices.begin(), matrices.end(), size_t(0),
-                           [](size_t sum, const expert_matrix & m) { return sum + m.bytes(); });
-}
-
-expert_shape expert_shapes::describe(const expert_index & index, expert_id id, tier_id tier) {
-    const layer_shape & layer = index.layer(id.layer);
-    expert_shape        kind;
-    for (const part_id part : layer.parts) {
-        const ggml_type type = index.locate(tier, id.layer, part, id.expert).type;
-        kind.matrices.push_back({ part, type, layer.shapes[part] });
-    }
-    return kind;
-}
-
-expert_shapes::expert_shapes(const expert_index & index) {
-    for (const tier_id tier : index.tiers()) {
+expert_kinds::expert_kinds(const expert_index & index) {
+    std::vector<std::vector<expert_matrix>> kinds;
+    for (const tier_id tier : TIERS) {
         numbers_[tier] = { index.n_layers(), index.n_experts() };
-        index.each_matrix(tier, [&](expert_id id, part_id part, const part_location &) {
-            if (part != part_id::down) {
+        index.each_matrix(tier, [&](expert_id id, part_id last, const part_location &) {
+            if (last != part_id::down) {
                 return; // one part stands for all
             }
-            const expert_shape kind    = describe(index, id, tier);
-            const auto         is_same = [&](const expert_shape & k) { return k.matrices == kind.matrices; };
-            const auto         known   = std::find_if(kinds_.begin(), kinds_.end(), is_same);
-            numbers_[tier][id]         = uint32_t(known - kinds_.begin());
-            if (known == kinds_.end()) {
-                kinds_.push_back(kind);
+            const layer_shape &        layer = index.layer(id.layer);
+            std::vector<expert_matrix> kind;
+            size_t                     bytes = 0;
+            for (const part_id part : layer.parts) {
+                kind.push_back({ part, index.locate(tier, id.layer, part, id.expert).type, layer.shapes[part] });
+                bytes += kind.back().bytes();
+            }
+            const auto known   = std::find(kinds.begin(), kinds.end(), kind);
+            numbers_[tier][id] = uint32_t(known - kinds.begin());
+            if (known == kinds.end()) {
+                kinds.push_back(kind);
+                bytes_.push_back(bytes);
             }
         });
     }

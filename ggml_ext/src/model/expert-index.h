@@ -182,27 +182,18 @@ struct expert_matrix {
 std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier,
                                              const std::vector<layer_id> & layers);
 
-// A kind of experts: one precision, and matrices of the same types and shapes.
-struct expert_shape {
-    std::vector<expert_matrix> matrices;
-
-    size_t bytes() const;
-};
-
-// The kinds of a model's experts, numbered. Constant.
-class expert_shapes {
+// The kinds of a model's experts, numbered: those of a kind have matrices of the same types and shapes. Constant.
+class expert_kinds {
   public:
-    explicit expert_shapes(const expert_index & index);
+    explicit expert_kinds(const expert_index & index);
 
-    const std::vector<expert_shape> & all() const { return kinds_; }
+    const std::vector<size_t> & bytes() const { return bytes_; } // [kind] of an expert
 
     // REQUIRES: the tier has the expert
     uint32_t of(expert_id id, tier_id tier) const { return numbers_[tier][id]; }
 
   private:
-    static expert_shape describe(const expert_index & index, expert_id id, tier_id tier);
-
-    std::vector<expert_shape>        kinds_;
+    std::vector<size_t>              bytes_;
     per_tier<expert_table<uint32_t>> numbers_;
 };
 

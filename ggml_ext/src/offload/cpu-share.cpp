@@ -8,22 +8,14 @@
 
 namespace hobbit {
 
-static std::vector<size_t> bytes_of(const expert_shapes & kinds) {
-    std::vector<size_t> bytes;
-    for (const expert_shape & kind : kinds.all()) {
-        bytes.push_back(kind.bytes());
-    }
-    return bytes;
-}
-
-cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_shapes & kinds,
+cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_kinds & kinds,
                      double upload_share, compute_mode mode, stats & stats) :
     index_(index),
     cache_(cache),
     host_(host),
     kinds_(kinds),
     stats_(stats),
-    placement_(bytes_of(kinds), upload_share, mode),
+    placement_(kinds.bytes(), upload_share, mode),
     rows_(index, host),
     passed_(clock::now()) {
     cache_.set_replacement_listener([this](const auto & in, const auto & out) { placement_.gain().replaced(in, out); });

@@ -41,7 +41,7 @@ class ready_rows {
 class cpu_share final : public row_source {
   public:
     // All must outlive the object. `cache` is the device's, `host` its next-level cache.
-    cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_shapes & kinds,
+    cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_kinds & kinds,
               double upload_share, compute_mode mode, stats & stats);
     ~cpu_share() override { cache_.set_replacement_listener(nullptr); }
 
@@ -101,17 +101,17 @@ class cpu_share final : public row_source {
     bool pin(const planned_use & use);
     void release();
 
-    const expert_index &  index_;
-    expert_cache &        cache_;
-    expert_cache &        host_;
-    const expert_shapes & kinds_;
-    stats &               stats_;
-    placement             placement_;
-    cpu_rows              rows_; // rows of the current section
-    ready_rows *          source_ = nullptr;
-    loader::transfers     link_;   // already counted by the placement
-    clock::time_point     passed_; // already counted by the placement
-    bool                  has_warned_ = false;
+    const expert_index & index_;
+    expert_cache &       cache_;
+    expert_cache &       host_;
+    const expert_kinds & kinds_;
+    stats &              stats_;
+    placement            placement_;
+    cpu_rows             rows_; // rows of the current section
+    ready_rows *         source_ = nullptr;
+    loader::transfers    link_;   // already counted by the placement
+    clock::time_point    passed_; // already counted by the placement
+    bool                 has_warned_ = false;
 
     // the current layer
     const layer_routing *            routing_ = nullptr;

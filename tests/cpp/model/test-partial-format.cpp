@@ -40,7 +40,7 @@ TEST_CASE("the experts that are listed have a high version, all have a low one")
     CHECK(temp_dir::read(index.files()[0]).substr(at.offset, at.size) == bytes.substr(bytes.size() / 2));
 
     CHECK(distinct_matrices(index, tier_id::high, index.layers()).size() == 3);
-    CHECK(expert_shapes(index).all().size() == 2);
+    CHECK(expert_kinds(index).bytes().size() == 2);
 }
 
 TEST_CASE("a tier that lacks nothing knows of no absent expert") {
