@@ -7,26 +7,7 @@
 
 namespace hobbit {
 
-// A layer that the device computes before the host knows its experts. Rows of missing ones are wrong at first.
-class launched_layer {
-  public:
-    virtual ~launched_layer() = default;
-
-    virtual status launch(inner_graph & inner) = 0;
-
-    // Pins what the launched layer reads of those chosen, and returns all pins, which end once the device is past it.
-    virtual std::vector<expert_id> take_pins(const layer_routing & routing) = 0;
-
-    // Returns true if rows of the use are right.
-    virtual bool has(const planned_use & use, const layer_routing & routing) const = 0;
-
-    // Computes rows of these uses in place of the wrong ones. REQUIRES: their experts are there, and pinned
-    virtual status launch_missing(const layer_routing & routing, const std::vector<const planned_use *> & uses,
-                                  inner_graph & inner) = 0;
-
-    // Adds what puts the layer's input back, which the layer may have overwritten: it can be computed once more.
-    virtual void undo(inner_graph & inner) = 0;
-};
+class hits_ahead; // computes a layer before the host knows its experts
 
 // The layer that runs, as it was planned for all of its matmuls.
 struct running_layer {
@@ -34,7 +15,7 @@ struct running_layer {
     layer_plan          plan;
     const ggml_tensor * router_input = nullptr; // null: unknown
     part_set            done;                   // parts computed, those of the current stage included
-    launched_layer *    ahead = nullptr;        // launched for the layer; null: nothing was
+    hits_ahead *        ahead = nullptr;        // launched the layer; null: nothing was launched
 };
 
 // The graphs that a split of the outer graph is computed in.
@@ -51,7 +32,7 @@ struct next_layer {
     inner_graph &         device;
     bool                  may_launch;            // nobody reads later what the layer overwrites
     const ggml_tensor *   also        = nullptr; // read in the same wait
-    launched_layer *      ahead       = nullptr; // launched in that wait
+    hits_ahead *          ahead       = nullptr; // launches the layer in that wait
     bool                  wants_input = false;   // the matmul's input is read, too
 };
 

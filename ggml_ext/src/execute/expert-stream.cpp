@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "execute/expert-stream.h"
 
+#include "execute/hits-ahead.h"
+
 #include <algorithm>
 #include <cstring>
 

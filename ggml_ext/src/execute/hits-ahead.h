@@ -21,7 +21,7 @@ namespace hobbit {
 // the slot of another one, and its rows are wrong until the expert was uploaded, or the CPU has computed them.
 //
 // Thread-safety: none; see expert_cache.
-class hits_ahead final : public row_source, public launched_layer {
+class hits_ahead final : public row_source {
   public:
     // Both must outlive the object.
     hits_ahead(const expert_index & index, expert_cache & cache) :
@@ -32,16 +32,20 @@ class hits_ahead final : public row_source, public launched_layer {
     }
 
     // Also pins an expert that stands for missing ones.
-    status launch(inner_graph & inner) override;
+    status launch(inner_graph & inner);
 
+    // Pins what the launched layer reads of those chosen, and returns all pins, which end once the device is past it.
+    std::vector<expert_id> take_pins(const layer_routing & routing);
+
+    // Returns true if rows of the use are right: each of its selections was looked up and found.
+    bool has(const planned_use & use, const layer_routing & routing) const;
+
+    // Computes rows of these uses in place of the wrong ones. REQUIRES: their experts are there, and pinned
     status launch_missing(const layer_routing & routing, const std::vector<const planned_use *> & uses,
-                          inner_graph & inner) override;
+                          inner_graph & inner);
 
-    // Each selection of the use was looked up and found.
-    bool has(const planned_use & use, const layer_routing & routing) const override;
-
-    std::vector<expert_id> take_pins(const layer_routing & routing) override;
-    void                   undo(inner_graph & inner) override { move_input(inner, saved_, input_); }
+    // Puts the layer's input back, which the layer may have overwritten: it can be computed once more.
+    void undo(inner_graph & inner) { move_input(inner, saved_, input_); }
 
   private:
     static constexpr int32_t NONE = -1;

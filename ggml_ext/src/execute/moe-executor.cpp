@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "execute/moe-executor.h"
 
+#include "execute/hits-ahead.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
