@@ -25,6 +25,8 @@ from pyhobbit.errors import ContextError, HobbitError
 from pyhobbit.native.files import temporary_file
 
 POOLS = 5_000_000
+TOKEN_TWICE = int.from_bytes(b"x01>", "little")
+"""In the place of the end of <0x00>, which comes before <0x01>."""
 
 
 def changed(model: Path, folder: Path, key: str, value: bytes, n_skipped: int = 4) -> Path:
@@ -115,6 +117,7 @@ def test_counts_out_of_range_are_an_error(
         ("phimoe", "phimoe.rope.dimension_count", 4, 128, "the CPU cannot compute ROPE"),
         ("phimoe", "blk.1.attn_norm.weight", 12, GGMLQuantizationType.I32, "the CPU cannot compute MUL"),
         ("phimoe", "blk.1.attn_norm.bias", 12, GGMLQuantizationType.I32, "the CPU cannot compute ADD"),
+        ("phimoe", "tokenizer.ggml.tokens", 62, TOKEN_TWICE, r"id_to_token.size\(\) == token_to_id.size\(\)"),
     ],
 )
 def test_a_check_of_llamas_own_that_fails_is_an_error_of_its_model(

@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <regex>
 #include <sys/stat.h>
-#include <unordered_set>
 
 namespace fs = std::filesystem;
 
@@ -266,8 +265,11 @@ status open_gguf_model(const std::string & path, std::vector<gguf_file> & files)
     return {};
 }
 
-// llama.cpp ends the process if a count is out of range.
-static status check_counts(const gguf_file & file, const std::string & arch) {
+status check_llama_header(const gguf_file & file) {
+    std::string arch;
+    if (!file.find_string("general.architecture", arch)) {
+        return {};
+    }
     const auto read = [&](const char * key, double missing) {
         double value = 0;
         return file.find_number(arch + key, value) ? value : missing;
@@ -288,31 +290,6 @@ static status check_counts(const gguf_file & file, const std::string & arch) {
                     : status::error(format("'%s' is damaged: its header has %g layers, %g experts, %g of them used per "
                                            "token, and an epsilon of %g; download or convert it again",
                                            file.path().c_str(), n_layers, n_experts, n_used, epsilon));
-}
-
-// llama.cpp ends the process where two tokens have one text. hybriddna's may: it tells them apart by itself.
-static status check_vocabulary(const gguf_file & file) {
-    std::string                   kind;
-    std::vector<std::string_view> tokens;
-    if ((file.find_string("tokenizer.ggml.model", kind) && kind == "hybriddna") ||
-        !file.find_strings("tokenizer.ggml.tokens", tokens)) {
-        return {};
-    }
-    std::unordered_set<std::string_view> seen(tokens.size());
-    for (const std::string_view token : tokens) {
-        if (!token.empty() && !seen.insert(token).second) {
-            return status::
-                error("'%s' is damaged: its vocabulary has the token '%s' twice; download or convert it again",
-                      file.path().c_str(), token.data());
-        }
-    }
-    return {};
-}
-
-status check_llama_header(const gguf_file & file) {
-    HOBBIT_TRY(check_vocabulary(file));
-    std::string arch;
-    return file.find_string("general.architecture", arch) ? check_counts(file, arch) : status();
 }
 
 } // namespace hobbit

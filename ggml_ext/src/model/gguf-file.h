@@ -64,7 +64,7 @@ std::string first_part(const std::string & path);
 // Opens `path` and, where it is the first part of a split model, the other parts.
 status open_gguf_model(const std::string & path, std::vector<gguf_file> & files);
 
-// Refuses damaged metadata that llama.cpp takes for granted, and that would end the process.
+// Refuses counts of layers and experts, and an epsilon, that llama.cpp cannot run.
 status check_llama_header(const gguf_file & file);
 
 } // namespace hobbit

@@ -49,25 +49,6 @@ TEST_CASE("a high tier that makes no sense is refused") {
     CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), expected);
 }
 
-TEST_CASE("a vocabulary that has a text twice is refused") {
-    temp_dir     dir;
-    gguf_builder file;
-    moe_model().add_high(file);
-    SUBCASE("a token") {
-        file.set_strings("tokenizer.ggml.tokens", { "a", "b", "", "a" });
-        CHECK_CONTAINS(error_of(file.write(dir.path("m.gguf"))), "its vocabulary has the token 'a' twice");
-    }
-    SUBCASE("empty ones, which llama.cpp renames") {
-        file.set_strings("tokenizer.ggml.tokens", { "a", "", "b", "" });
-        CHECK(error_of(file.write(dir.path("m.gguf"))) == "");
-    }
-    SUBCASE("a tokenizer that tells them apart") {
-        gguf_set_val_str(file.keys(), "tokenizer.ggml.model", "hybriddna");
-        file.set_strings("tokenizer.ggml.tokens", { "a", "b", "a" });
-        CHECK(error_of(file.write(dir.path("m.gguf"))) == "");
-    }
-}
-
 TEST_CASE("a tensor of no experts is refused") {
     temp_dir     dir;
     gguf_builder file;
