@@ -21,9 +21,8 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
         for (const layer_id layer : index.layers()) {
             layers[classes_[tier][layer]].push_back(layer);
         }
-        slots_[tier] = std::vector<slot_memory>(layers.size());
-        for (const auto & [number, own] : layers) {
-            slots_[tier][number].lay_out(index, tier, own, place.device, memory, place.pack);
+        for (const auto & each : layers) {
+            slots_[tier].emplace_back(index, tier, each.second, place.device, memory, place.pack);
         }
         loads_[tier] = { index.n_layers(), n_experts_ };
     }

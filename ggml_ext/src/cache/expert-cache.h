@@ -12,6 +12,7 @@
 #include "policy/cache-policy.h"
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -205,7 +206,7 @@ class expert_cache {
     per_tier<bool> is_exclusive_ = {};
 
     per_tier<std::vector<uint32_t>>       classes_;        // [layer]
-    per_tier<std::vector<slot_memory>>    slots_;          // [class]
+    per_tier<std::deque<slot_memory>>     slots_;          // [class]
     per_tier<std::optional<resident_set>> sets_;           // empty: the tier has no pool
     per_tier<expert_table<load_state>>    loads_;          // tables of fixed size
     std::vector<expert_tier>              prefetched_;     // pinned once each, until loaded or cancelled

@@ -183,28 +183,19 @@ status slot_layout::plan_banks(uint32_t n_slots, bank_plan & plan) {
 // layout
 //
 
-void slot_memory::lay_out(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
-                          ggml_backend_dev_t device, ggml_backend_buffer_type_t memory, bool pack) {
-    index_  = &index;
-    tier_   = tier;
-    device_ = device;
-    pack_   = pack;
-    layout_ = slot_layout(index, tier, layers, device, memory);
-}
-
 // All packed parts have the same layout: the first one that the device has for any part.
 ggml_backend_buffer_type_t slot_memory::choose_packed() {
     ggml_backend_buffer_type_t chosen = nullptr;
-    packed_parts_                     = { index_->n_layers(), index_->n_experts() };
+    packed_parts_                     = { index_.n_layers(), index_.n_experts() };
     if (!pack_) {
         return nullptr;
     }
     using kind = std::tuple<layer_id, part_id, ggml_type>;
     std::map<kind, bool> are_packed;
-    index_->each_matrix(tier_, [&](expert_id id, part_id part, const part_location & at) {
+    index_.each_matrix(tier_, [&](expert_id id, part_id part, const part_location & at) {
         const auto [known, is_new] = are_packed.try_emplace({ id.layer, part, at.type });
         if (is_new) {
-            const layer_shape & shape  = index_->layer(id.layer);
+            const layer_shape & shape  = index_.layer(id.layer);
             const auto          layout = packed_layout(device_, at.type, shape.shapes[part], shape.n_experts);
             chosen                     = chosen ? chosen : layout;
             known->second              = layout && layout == chosen;
@@ -220,7 +211,7 @@ char * slot_memory::address(uint32_t slot, layer_id layer, part_id part) const {
 }
 
 char * slot_memory::data(uint32_t slot, expert_id id, part_id part) const {
-    const size_t before = data_offset(index_->locate(tier_, id.layer, part, id.expert));
+    const size_t before = data_offset(index_.locate(tier_, id.layer, part, id.expert));
     return address(slot, id.layer, part) + (is_set(id, part) ? 0 : before);
 }
 
@@ -232,7 +223,7 @@ part_target slot_memory::target(uint32_t slot, expert_id id, part_id part) const
     part_target t = { address(slot, id.layer, part) };
     if (is_set(id, part)) {
         t.buffer = buffer(slot, id, part);
-        t.shape  = index_->layer(id.layer).shapes[part];
+        t.shape  = index_.layer(id.layer).shapes[part];
         t.zeros  = layout_.place(id.layer, part).zeros;
     }
     return t;

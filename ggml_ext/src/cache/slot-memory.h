@@ -35,8 +35,6 @@ class slot_layout {
         size_t   bank_size      = 0;
     };
 
-    slot_layout() = default; // holds no tier
-
     // `memory` is what the device computes in.
     slot_layout(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
                 ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
@@ -61,10 +59,10 @@ class slot_layout {
     status fit_bank(uint32_t & slots_per_bank);
     bool   is_multiplied(const expert_matrix & kind, uint32_t n_slots) const;
 
-    tier_id                    tier_    = tier_id::high;
-    ggml_backend_dev_t         device_  = nullptr;
-    ggml_backend_buffer_type_t memory_  = nullptr;
-    bool                       in_host_ = false;
+    tier_id                    tier_;
+    ggml_backend_dev_t         device_;
+    ggml_backend_buffer_type_t memory_;
+    bool                       in_host_;
 
     size_t                            slot_size_ = 0;
     std::vector<per_part<part_place>> places_;       // [layer][part]
@@ -81,9 +79,9 @@ class slot_memory {
   public:
     // Plans slots for the tier's experts of the layers. The device computes in `memory`. With `pack` weights are kept
     // in the CPU's own layouts, if it has any. The index must outlive the object.
-    // REQUIRES: once, before all other calls
-    void lay_out(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
-                 ggml_backend_dev_t device, ggml_backend_buffer_type_t memory, bool pack);
+    slot_memory(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
+                ggml_backend_dev_t device, ggml_backend_buffer_type_t memory, bool pack) :
+        index_(index), tier_(tier), device_(device), pack_(pack), layout_(index, tier, layers, device, memory) {}
 
     // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
     size_t slot_size() const { return layout_.slot_size(); }
@@ -136,13 +134,13 @@ class slot_memory {
     void                       commit_pages();
     void                       free();
 
-    const expert_index *   index_   = nullptr;
-    tier_id                tier_    = tier_id::high;
-    ggml_backend_dev_t     device_  = nullptr;
-    bool                   pack_    = false;
-    bool                   repacks_ = false; // packed parts have another layout than in the file
-    slot_layout            layout_;
-    expert_table<part_set> packed_parts_;
+    const expert_index &     index_;
+    const tier_id            tier_;
+    const ggml_backend_dev_t device_;
+    const bool               pack_;
+    bool                     repacks_ = false; // packed parts have another layout than in the file
+    slot_layout              layout_;
+    expert_table<part_set>   packed_parts_;
 
     slot_layout::bank_plan   banks_;
     std::vector<memory_bank> memory_;       // [bank]

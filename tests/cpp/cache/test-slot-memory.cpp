@@ -18,10 +18,9 @@ static constexpr expert_id FIRST = { 0, 0 };
 
 // Slots for the high tier, on the CPU.
 struct high_slots : slot_memory {
-    explicit high_slots(const opened_model & model, ggml_backend_buffer_type_t in = ggml_backend_cpu_buffer_type()) {
-        lay_out(model.index, tier_id::high, model.index.layers(),
-                ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), in, false);
-    }
+    explicit high_slots(const opened_model & model, ggml_backend_buffer_type_t in = ggml_backend_cpu_buffer_type()) :
+        slot_memory(model.index, tier_id::high, model.index.layers(),
+                    ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), in, false) {}
 };
 
 static char * base_of(const slot_memory & slots, uint32_t slot) {
@@ -107,7 +106,7 @@ TEST_CASE("where a driver has no more page-locked memory, banks are in ordinary 
 }
 
 TEST_CASE("memory never allocated has no slots") {
-    CHECK(slot_memory().n_slots() == 0);
+    CHECK(high_slots(opened_model()).n_slots() == 0);
 }
 
 TEST_CASE("a pool asks for no more memory where the system has none to spare") {
