@@ -53,11 +53,6 @@ status expert_cache::allocate(tier_id tier, slot_numbers n_slots, const slot_cla
     return {};
 }
 
-size_t expert_cache::bytes(tier_id tier, const slot_numbers & n_slots) const {
-    return std::inner_product(n_slots.begin(), n_slots.end(), slots_[tier].begin(), size_t(0), std::plus<>(),
-                              [](uint32_t n, const slot_memory & slots) { return n * slots.slot_size(); });
-}
-
 status expert_cache::fit(tier_id tier, slot_numbers & n_slots) const {
     for (size_t i = 0; i < n_slots.size(); i++) {
         HOBBIT_TRY(slots_[tier][i].fit(n_slots[i]));

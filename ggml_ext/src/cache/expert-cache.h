@@ -58,7 +58,9 @@ class expert_cache {
 
     uint32_t n_slots(tier_id tier) const { return sum(tier, &slot_memory::n_slots); }
     size_t   bytes(tier_id tier) const { return sum(tier, &slot_memory::bytes); } // bytes of all slots
-    size_t   bytes(tier_id tier, const slot_numbers & n_slots) const;             // bytes of so many
+    size_t   bytes(tier_id tier, const slot_numbers & numbers) const {            // bytes of so many
+        return bytes_of(numbers, slots_[tier], &slot_memory::slot_size);
+    }
 
     // Lessens the numbers to those of the slots that allocate would give the tier's pool.
     status fit(tier_id tier, slot_numbers & n_slots) const;

@@ -4,9 +4,7 @@
 #include "hobbit.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
-#include <numeric>
 
 namespace hobbit {
 
@@ -47,11 +45,6 @@ slot_numbers slots_in(const slot_classes & classes, uint32_t n_used, uint64_t by
         numbers.push_back(uint32_t(n_least + rest * (c.n_experts - n_least) / std::max<uint64_t>(all - least, 1)));
     }
     return numbers;
-}
-
-uint64_t pool_demand::bytes(tier_id tier, const slot_numbers & numbers) const {
-    return std::inner_product(numbers.begin(), numbers.end(), classes[tier].begin(), uint64_t(0), std::plus<>(),
-                              [](uint32_t n, const slot_class & c) { return n * c.size; });
 }
 
 bool uses_low(const budget & b, const pool_demand & demand) {

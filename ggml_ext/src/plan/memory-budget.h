@@ -5,6 +5,8 @@
 #include "model/expert.h"
 
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -32,6 +34,13 @@ slot_numbers slots_in(const slot_classes & classes, uint32_t n_used, uint64_t by
 
 uint32_t count_of(const slot_numbers & numbers); // all
 
+// Bytes of so many slots. `size` is the member of each of `classes` that tells a slot's. Pure; allocates nothing.
+template <typename Classes, typename Size>
+uint64_t bytes_of(const slot_numbers & numbers, const Classes & classes, Size size) {
+    return std::inner_product(numbers.begin(), numbers.end(), classes.begin(), uint64_t(0), std::plus<>(),
+                              [size](uint32_t n, const auto & each) { return n * std::invoke(size, each); });
+}
+
 // The user's bounds on memory, and what divides them between the two pools.
 struct budget {
     uint64_t memory          = 0;     // bytes of the whole process; 0: computed
@@ -51,9 +60,9 @@ struct pool_demand {
     uint32_t               n_absent = 0; // experts without a high version
 
     slot_numbers all(tier_id tier) const { return slots_in(classes[tier], n_used, UINT64_MAX); }
-    uint64_t     bytes(tier_id tier, const slot_numbers & numbers) const;
-    uint64_t     all_bytes(tier_id tier) const { return bytes(tier, all(tier)); }
-    uint64_t     least_bytes(tier_id tier) const { return bytes(tier, slots_in(classes[tier], n_used, 0)); }
+    uint64_t bytes(tier_id tier, const slot_numbers & n) const { return bytes_of(n, classes[tier], &slot_class::size); }
+    uint64_t all_bytes(tier_id tier) const { return bytes(tier, all(tier)); }
+    uint64_t least_bytes(tier_id tier) const { return bytes(tier, slots_in(classes[tier], n_used, 0)); }
 };
 
 // A compute device with its own memory.
