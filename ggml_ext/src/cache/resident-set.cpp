@@ -17,9 +17,9 @@ resident_set::resident_set(std::vector<uint32_t> numbers, uint32_t n_experts, ti
     entries_(classes_.size(), n_experts),
     n_begun_(n_slots.size(), 0),
     held_(classes_.size(), 0) {
-    for (const uint32_t n : n_slots) {
-        quotas_.push_back(policy.has_quotas() ? even_quota(n, classes[quotas_.size()].n_layers, n_used) : 0);
-        free_.emplace_back(n);
+    for (size_t i = 0; i < n_slots.size(); i++) {
+        quotas_.push_back(policy.has_quotas() ? even_quota(n_slots[i], classes[i].n_layers, n_used) : 0);
+        free_.emplace_back(n_slots[i]);
         std::iota(free_.back().rbegin(), free_.back().rend(), 0);
     }
 }
