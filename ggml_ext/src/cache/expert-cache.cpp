@@ -263,15 +263,15 @@ bool expert_cache::upload(expert_id id, tier_id tier, part_set parts) {
 void expert_cache::fill(tier_id tier, const std::vector<expert_id> & experts) {
     const bool             is_through = place_.below && !place_.below->is_exclusive(tier);
     std::vector<expert_id> brought;
-    for (const expert_id id : experts) {
-        const part_set parts = index_.layer(id.layer).parts;
-        if (!sets_[tier] || !has_free_slot(id, tier) || !index_.has(tier, id) || !insert_ahead(id, tier)) {
-            continue;
+    for (size_t i = 0; i < experts.size() && sets_[tier] && sets_[tier]->n_residents() < n_slots(tier); i++) {
+        const expert_id id    = experts[i];
+        const part_set  parts = index_.layer(id.layer).parts;
+        if (has_free_slot(id, tier) && index_.has(tier, id) && insert_ahead(id, tier)) {
+            brought.push_back(id);
+            prefetched_.push_back({ id, tier });
+            submit_from(is_through ? submit_below(id, tier, parts, load_urgency::prefetch) : part_set(), id, tier,
+                        parts, load_urgency::prefetch);
         }
-        brought.push_back(id);
-        prefetched_.push_back({ id, tier });
-        submit_from(is_through ? submit_below(id, tier, parts, load_urgency::prefetch) : part_set(), id, tier, parts,
-                    load_urgency::prefetch);
     }
     std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_[tier]->touch(id); });
 }
