@@ -41,9 +41,7 @@ struct ggml_tensor;
 // Opening
 //
 
-// One setting. Keys are spelled as in the GGUF metadata and on the command line of llama.cpp's tools
-// (--override-kv KEY=TYPE:VALUE); a setting given here wins over the same key stored in the model file.
-// hobbit_setting_spec_at lists the keys.
+// One setting, by a key of hobbit_setting_spec_at. It wins over the same key in the model file.
 struct hobbit_setting {
     const char * key;
     double       number; // a flag is 0 or 1
@@ -115,8 +113,7 @@ struct hobbit_resolved_setting {
 };
 
 // Resolves the settings as hobbit_open does, without opening the model; path NULL: of any model. rows: in the order of
-// hobbit_setting_spec_at. Fails for values, contradictions and stored settings that hobbit_open refuses. Devices, files
-// and memory are checked when the model is opened, prepared or planned.
+// hobbit_setting_spec_at. Fails where hobbit_open refuses the settings; devices, files and memory are not looked at.
 HOBBIT_API bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * settings, size_t n_settings,
                                         struct hobbit_resolved_setting * rows, size_t n_rows, char * err,
                                         size_t err_size);
@@ -136,8 +133,7 @@ HOBBIT_API void hobbit_ref(hobbit_model * model);
 HOBBIT_API void hobbit_unref(hobbit_model * model);
 
 // The file that has the other parts of a split model beside it: `path`, or the file that it links to, over one link or
-// several; `path` where there are none. Files that belong to the model as a whole, such as its sidecar, are looked for
-// beside `path` under its own name. Copies what fits into `first`; returns the length.
+// several; `path` where there are none. Copies what fits into `first`; returns the length.
 HOBBIT_API size_t hobbit_first_part(const char * path, char * first, size_t size);
 
 // Copies the most recent error sentence of the process; returns its length, 0 when there was none.
@@ -159,22 +155,19 @@ HOBBIT_API uint64_t hobbit_request_bytes(uint64_t n_ctx, uint64_t memory, bool h
 // Returns true if the tensor belongs to a further tier, which no architecture of llama.cpp knows.
 HOBBIT_API bool hobbit_is_tier_tensor(const char * name);
 
-// Tells how many experts a token uses in each block as the model will run: an option may have changed what the metadata
-// say, and these may name a number for each block. Without it all blocks have the largest of the metadata.
-// REQUIRES: before hobbit_place_layers.
+// Tells how many experts a token uses in each block as the model will run, whatever its metadata say. Without it all
+// blocks have the largest number of the metadata. REQUIRES: before hobbit_place_layers.
 HOBBIT_API void hobbit_set_experts_used(hobbit_model * model, const uint32_t * of_blocks, size_t n_blocks);
 
 // Tells that blocks from n_blocks on are not run, such as a draft head that nobody loads: their experts have no part of
 // the memory. REQUIRES: before hobbit_place_layers.
 HOBBIT_API void hobbit_set_run_blocks(hobbit_model * model, uint32_t n_blocks);
 
-// Places the experts of each block: devices[N] is the device that has the rest of block N
-// ("blk.N."). Without hobbit.device the devices of the blocks with experts are taken, where they have memory of their
-// own and can hold experts; integrated GPUs are left out.
-// Blocks whose device is none of hobbit.device's, and those from n_devices on, are given to these in runs, in
-// proportion to their free memory. Starts the loader threads. can_repeat: false where the model's memory of a token
-// cannot be overwritten, as in recurrent models; the setting `confidence` is then refused.
-// REQUIRES: called once, before the functions below and those for the context.
+// Places the experts of each block, and starts the loader threads. devices[N] has the rest of block N ("blk.N.").
+// Without hobbit.device these devices are taken, where they have memory of their own and can hold experts; integrated
+// GPUs are left out. Blocks of other devices, and those from n_devices on, are given to the ones taken in runs, in
+// proportion to their free memory. can_repeat: false where the model's memory of a token cannot be overwritten, as in
+// recurrent models; the setting `confidence` is then refused. REQUIRES: called once, before the functions below.
 HOBBIT_API bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices,
                                     size_t n_devices, bool can_repeat, char * err, size_t err_size);
 
@@ -226,17 +219,14 @@ enum hobbit_gating {
     HOBBIT_GATING_SQRT_SOFTPLUS = 3,
 };
 
-// The router of one block. `weight` is [n_embd, n_experts] of any type that ggml converts to float; `bias` is added to
-// the router's outputs, `selection_bias` to the probabilities by which experts are chosen. `gain` are n_embd factors
-// that the input of this router carries, such as those of a norm. All three may be NULL. n_used: experts that it
-// chooses; 0: as many as other routers.
+// The router of one block.
 struct hobbit_router {
-    const struct ggml_tensor * weight;
-    const struct ggml_tensor * bias;
-    const struct ggml_tensor * selection_bias;
+    const struct ggml_tensor * weight;         // [n_embd, n_experts] of any type that ggml converts to float
+    const struct ggml_tensor * bias;           // bias of its outputs; NULL: none
+    const struct ggml_tensor * selection_bias; // bias of the probabilities by which experts are chosen; NULL: none
     enum hobbit_gating         gating;
-    const struct ggml_tensor * gain;
-    uint32_t                   n_used;
+    const struct ggml_tensor * gain;   // n_embd factors that its input carries, such as those of a norm; NULL: none
+    uint32_t                   n_used; // experts that it chooses; 0: as many as other routers
 };
 
 // Gives the predictor the router of a block ("blk.N."), which it copies. REQUIRES: before the first context.
@@ -266,11 +256,9 @@ HOBBIT_API void hobbit_share_queues(struct ggml_backend_sched * sched);
 // Ends the context's batch, and frees its memory for the next context. NULL is ignored.
 HOBBIT_API void hobbit_close_context(hobbit_context * context);
 
-// Announces the next batch: each token's sequence and position, and whether its logits are wanted (the last layer may
-// compute those alone). A token at position 0 begins its sequence anew. Set can_repeat if the caller will call
-// hobbit_repeats_batch after computing the batch, and can compute it again. Waits while another context's batch is
-// computed. A batch that is computed without being announced has tokens of sequence 0.
-// REQUIRES: the thread that announces a batch computes it.
+// Announces the next batch, for which it waits: each token's sequence and position, and whether its logits are wanted.
+// A token at position 0 begins its sequence anew. can_repeat: the caller asks hobbit_repeats_batch behind it, and can
+// compute it again. Batches that are not announced are of sequence 0. REQUIRES: the thread computes what it announces.
 HOBBIT_API void hobbit_begin_batch(hobbit_context * context, uint32_t n_tokens, const int32_t * sequences,
                                    const int32_t * positions, const int8_t * outputs, bool can_repeat);
 
@@ -293,15 +281,13 @@ HOBBIT_API void hobbit_begin_sequence(hobbit_context * context, int32_t sequence
 // Changing
 //
 
-// Changes live settings of the model (hobbit_setting_spec.is_live) from the next layer on; the others keep their
-// values. If one of two numbers that limit each other, such as t1 and t2, is changed alone, the other one moves where
-// it must. Fails where a change asks for a low pool that was not allocated.
+// Changes live settings of the model (hobbit_setting_spec.is_live) from the next layer on. If one of two numbers that
+// limit each other is changed alone, the other one moves where it must. Fails for a low pool that was not allocated.
 HOBBIT_API bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * changes, size_t n_changes,
                                        char * err, size_t err_size);
 
-// Changes live settings of one sequence, until hobbit_begin_sequence; those that are not named are the model's. If a
-// batch has several sequences, each gets at least the precision that its own settings ask for. Fails as
-// hobbit_change_settings does.
+// Changes live settings of one sequence, until hobbit_begin_sequence; others are the model's. In a batch of several
+// sequences each gets at least the precision that its own settings ask for. Fails as hobbit_change_settings does.
 HOBBIT_API bool hobbit_change_sequence_settings(hobbit_context * context, int32_t sequence,
                                                 const struct hobbit_setting * changes, size_t n_changes, char * err,
                                                 size_t err_size);
@@ -337,15 +323,13 @@ HOBBIT_API bool hobbit_set_costs(hobbit_model * model, const float * low, const 
 // Returns true if experts can be computed; false, with the reason, for ever after a computation has failed.
 HOBBIT_API bool hobbit_check(const hobbit_model * model, char * err, size_t err_size);
 
-// Seconds that the oldest read in flight has taken; 0 without one, and before hobbit_place_layers. Never waits for a
-// computation. A read that takes longer than hobbit.read_timeout fails the computation that needs it.
+// Seconds of the oldest read in flight; 0 without one, and before hobbit_place_layers. Never waits for a computation.
 HOBBIT_API double hobbit_oldest_read(const hobbit_model * model);
 
 #define HOBBIT_FIELD(type, name, help) type name;
 #define HOBBIT_BY_TIER(type, name, help) type name##_high, name##_low;
 
-// Figures of an opened model, those of BY_TIER for each precision. Python, /hobbit and /metrics are built from these
-// lists.
+// Figures of an opened model, those of BY_TIER for each precision. Python and the server are built from these lists.
 #define HOBBIT_INFO_FIELDS(FIELD, BY_TIER)                                                                             \
     FIELD(uint32_t, n_layers, "Layers with routed experts")                                                            \
     FIELD(uint32_t, n_experts, "Experts per layer, in the largest")                                                    \
@@ -386,7 +370,7 @@ struct hobbit_device_info {
 // The i-th device, as hobbit.device has them; false past the last one, and before hobbit_place_layers.
 HOBBIT_API bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info);
 
-// Mean measured times for one expert on a device with its own memory; 0 if not measured.
+// Mean times for one expert on a device with its own memory; 0 if not measured. The mode gpu measures nothing.
 struct hobbit_latency {
     uint64_t expert_bytes; // bytes of an upload
     uint32_t n_tokens;     // rows of the expert: so many, or up to the next power of two
@@ -396,7 +380,6 @@ struct hobbit_latency {
 };
 
 // The i-th kind of experts and number of tokens that a device, or the CPU beside it, computed; false past the last one.
-// The mode gpu measures nothing and has no latencies.
 HOBBIT_API bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i,
                                    struct hobbit_latency * latency);
 
