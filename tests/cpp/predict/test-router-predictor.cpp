@@ -1,77 +1,19 @@
 // SPDX-License-Identifier: MIT
 #include "predict/router-predictor.h"
 
-#include "fixtures/layer-graph.h"
+#include "fixtures/router-tensors.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <doctest/doctest.h>
 #include <numeric>
-#include <random>
 #include <set>
 #include <vector>
 
 using namespace hobbit;
 
 static constexpr int64_t WIDTH = 64;
-
-static predictor_options experts(const std::vector<uint32_t> & of_layer) {
-    predictor_options options;
-    options.n_experts = of_layer;
-    return options;
-}
-
-static status predict(predictor & p, const cpu_backend & cpu, const ggml_tensor * input, layer_id layer,
-                      uint32_t n_ahead, int64_t n_used, std::vector<layer_routing> & predictions) {
-    return p.predict({ layer, ggml_nrows(input), n_used, {}, {} }, n_ahead, input, cpu.backend, predictions);
-}
-
-// A tensor in the CPU's memory.
-class host_tensor {
-  public:
-    explicit host_tensor(ggml_type type, int64_t n0, int64_t n1 = 1, int64_t n2 = 1) :
-        ctx_(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, /* .no_alloc = */ true })) {
-        tensor  = ggml_new_tensor_3d(ctx_, type, n0, n1, n2);
-        buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(ctx_, ggml_backend_cpu_buffer_type());
-    }
-
-    // Takes as many of the values as fit.
-    host_tensor(const std::vector<float> & values, int64_t n0, int64_t n1 = 1, int64_t n2 = 1) :
-        host_tensor(GGML_TYPE_F32, n0, n1, n2) {
-        const size_t size = std::min(ggml_nbytes(tensor), values.size() * sizeof(float));
-        ggml_backend_tensor_set(tensor, values.data(), 0, size);
-    }
-
-    ~host_tensor() {
-        ggml_backend_buffer_free(buffer_);
-        ggml_free(ctx_);
-    }
-
-    host_tensor(const host_tensor &)             = delete;
-    host_tensor & operator=(const host_tensor &) = delete;
-
-    ggml_context * context() { return ctx_; }
-
-    ggml_tensor * tensor;
-
-  private:
-    ggml_context *        ctx_;
-    ggml_backend_buffer_t buffer_;
-};
-
-// n multiples of `step` from -limit to limit: products and sums of few such numbers are exact in any precision.
-static std::vector<float> grid(size_t n, float step, float limit, unsigned seed) {
-    std::mt19937       random(seed);
-    const unsigned     n_steps = unsigned(2.0f * limit / step);
-    std::vector<float> out(n);
-    for (float & v : out) {
-        v = float(random() % (n_steps + 1)) * step - limit;
-    }
-    return out;
-}
 
 struct test_router {
     std::vector<float> weight; // [expert][width]
@@ -473,32 +415,4 @@ TEST_CASE("a computation that the caller ends is no error of the predictor's") {
     ggml_backend_cpu_set_abort_callback(cpu.backend, [](void *) { return true; }, nullptr);
     std::vector<layer_routing> predictions;
     CHECK(predict(p, cpu, input.tensor, 0, 1, 2, predictions).is_aborted());
-}
-
-// HOBBIT's Fig. 17a; docs/results/predicted-by-routers.md has the command.
-TEST_CASE("microseconds of routers at once and one after the other" * doctest::skip()) {
-    const cpu_backend cpu;
-    for (const auto & [width, n_experts] : { std::pair<int, int>{ 4096, 8 }, { 4096, 16 }, { 2048, 128 } }) {
-        router_predictor  p(experts(std::vector<uint32_t>(5, uint32_t(n_experts))));
-        const host_tensor weight(grid(size_t(width * n_experts), 1 / 64.0f, 0.5f, 1), width, n_experts);
-        const host_tensor input(grid(size_t(width), 1 / 8.0f, 1.0f, 2), width);
-        for (uint32_t layer = 0; layer < 5; layer++) {
-            REQUIRE(p.set_router(layer_id(layer), { weight.tensor, nullptr, nullptr, {}, nullptr, 2 }).ok());
-        }
-        for (uint32_t n_ahead = 1; n_ahead <= 4; n_ahead++) {
-            double least[2] = { INFINITY, INFINITY };
-            for (int i = 0; i < 400; i++) {
-                const bool                 at_once = i % 2 == 0;
-                std::vector<layer_routing> predictions;
-                const auto                 begin = std::chrono::steady_clock::now();
-                for (uint32_t layer = 0; layer < (at_once ? 1 : n_ahead); layer++) {
-                    REQUIRE(predict(p, cpu, input.tensor, layer_id(layer), at_once ? n_ahead : 1, 2, predictions).ok());
-                }
-                const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-                least[i % 2]                                         = std::min(least[i % 2], took.count());
-            }
-            std::printf("%d x %d, %u layers: %.1f at once, %.1f one after the other\n", n_experts, width, n_ahead,
-                        least[0], least[1]);
-        }
-    }
 }
