@@ -61,13 +61,9 @@ std::vector<chunk> chunk_queue::clear() {
     return all;
 }
 
-chunk whole_part(load_state & state, part_id part, const part_location & location, const char * source) {
-    return { &state, part, location.file, location.offset, location.size, source, nullptr, nullptr, location.type, {} };
-}
-
 std::vector<chunk> chunks_in_place(const chunk & whole, const part_target & target, size_t size) {
     std::vector<chunk> chunks;
-    const uint64_t     first = whole.offset - data_offset(whole.location());
+    const uint64_t     first = whole.offset - data_offset(whole);
     const uint64_t     end   = whole.offset + whole.size;
     for (uint64_t at = first; at < end; at += size) {
         chunk c  = whole;

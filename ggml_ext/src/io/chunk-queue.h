@@ -27,21 +27,15 @@ struct load_state {
 
 enum class load_urgency { demand, prefetch };
 
-// A piece of a part: a range of the file and its destination.
-struct chunk {
+// A piece of a part, or all of it: its range of the file, and its destination once it is known.
+struct chunk : part_location {
     load_state *          state;
     part_id               part;
-    uint32_t              file;
-    uint64_t              offset;
-    size_t                size;
     const char *          source; // in host memory; null: the file
-    char *                dst;
-    ggml_backend_buffer_t buffer; // null: read in place, at dst
-    ggml_type             type;
-    matrix_shape          rows;      // if there is a buffer
-    size_t                zeros = 0; // bytes behind the rows
-
-    part_location location() const { return { file, offset, size, type }; }
+    char *                dst    = nullptr;
+    ggml_backend_buffer_t buffer = nullptr; // null: read in place, at dst
+    matrix_shape          rows   = {};      // if there is a buffer
+    size_t                zeros  = 0;       // bytes behind the rows
 
     bool is_of(const load_state & s, part_set parts) const { return state == &s && (parts & part); }
 };
@@ -97,9 +91,6 @@ struct part_target {
     matrix_shape          shape  = {}; // if there is a buffer
     size_t                zeros  = 0;  // bytes behind the part to set to zero, if there is a buffer
 };
-
-// A part as one chunk, whose destination is not known yet. `source` is in host memory; null: the file.
-chunk whole_part(load_state & state, part_id part, const part_location & location, const char * source);
 
 // A part in chunks of `size` bytes that are read in place. They begin at offsets that direct I/O accepts. REQUIRES:
 // target has no buffer.

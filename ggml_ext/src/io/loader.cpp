@@ -61,9 +61,7 @@ void loader::stop() {
 }
 
 loader::link & loader::link_of(ggml_backend_buffer_t buffer) {
-    const auto found = links_.find(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
-    GGML_ASSERT(found != links_.end());
-    return found->second;
+    return links_.at(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
 }
 
 std::vector<loader::lane *> loader::lanes() {
@@ -171,10 +169,9 @@ void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, 
 }
 
 status loader::read(const chunk & next, staging_buffer & staging) {
-    const part_location at     = next.location();
-    const size_t        before = data_offset(at);
-    const size_t        span   = aligned_span(at);
-    char *              dst    = next.dst;
+    const size_t before = data_offset(next);
+    const size_t span   = aligned_span(next);
+    char *       dst    = next.dst;
     if (next.buffer) {
         if (!staging.reserve(span)) {
             return status::error("no memory left to read experts (%zu bytes)", span);
@@ -184,7 +181,7 @@ status loader::read(const chunk & next, staging_buffer & staging) {
     status s;
     {
         const timeline_span event(stats_.events, "read", "bytes", int64_t(span));
-        s = reader_.read_at(at.file, at.offset - before, span, before + at.size, dst);
+        s = reader_.read_at(next.file, next.offset - before, span, before + next.size, dst);
     }
     if (s.ok() && next.buffer) {
         set(next, dst + before);
@@ -227,7 +224,7 @@ loader::transfers loader::transferred(ggml_backend_dev_t device) const {
 }
 
 void loader::finish(const chunk & done, const status & result) {
-    const size_t size         = done.source ? 0 : aligned_span(done.location()); // read from disk
+    const size_t size         = done.source ? 0 : aligned_span(done); // read from disk
     const bool   was_prefetch = lane_of(done).queue.end(done);
     if (result.ok()) {
         stats_.reads            += size > 0;
@@ -307,7 +304,7 @@ void loader::submit(load_state & state, part_id part, const part_location & loca
                     load_urgency urgency) {
     mutex_lock lock(mutex_);
     if (is_due(state, part, urgency)) {
-        const chunk whole  = whole_part(state, part, location, nullptr);
+        const chunk whole  = { location, &state, part, nullptr };
         const auto  chunks = target.buffer ? chunks_of_rows(whole, target, chunk_size - 2 * file_reader::alignment)
                                            : chunks_in_place(whole, target, chunk_size);
         mark_requested(chunks);
@@ -324,7 +321,7 @@ void loader::transfer(load_state & state, part_id part, const load_state & from,
     }
     const link & to     = link_of(target.buffer);
     const size_t size   = std::max(chunk_size, to.bytes_in(COPY_TIME));
-    const auto   chunks = chunks_of_rows(whole_part(state, part, location, source), target, size);
+    const auto   chunks = chunks_of_rows({ location, &state, part, source }, target, size);
     mark_requested(chunks);
     if (from.arrived & part) {
         enqueue(chunks, urgency);

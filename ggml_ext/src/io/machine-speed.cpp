@@ -4,6 +4,7 @@
 #include "ggml-cpp.h"
 #include "hobbit.h"
 #include "io/file-reader.h"
+#include "io/host-memory.h"
 
 #include <algorithm>
 #include <chrono>

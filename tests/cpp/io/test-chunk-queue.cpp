@@ -10,7 +10,7 @@ static constexpr size_t SIZE = 100;
 static std::vector<chunk> chunks_of(load_state & state, part_id part, size_t n) {
     std::vector<chunk> chunks;
     for (size_t i = 0; i < n; i++) {
-        chunks.push_back({ &state, part, 0, i * SIZE, SIZE, nullptr, nullptr, nullptr, GGML_TYPE_F32, {} });
+        chunks.push_back({ { 0, i * SIZE, SIZE, GGML_TYPE_F32 }, &state, part, nullptr });
     }
     return chunks;
 }
