@@ -12,9 +12,11 @@ namespace hobbit {
 
 namespace {
 
+using checked_row = std::pair<hobbit_setting_spec, registered_setting::check_function>;
+
 struct registrations {
     std::function<std::vector<hobbit_setting_spec>()> first;
-    std::map<std::string, hobbit_setting_spec>        others; // [key]
+    std::map<std::string, checked_row>                others; // [key]
     std::map<std::string, hobbit_paper>               papers; // [name]
 };
 
@@ -31,10 +33,6 @@ bool register_first_settings(std::function<std::vector<hobbit_setting_spec>()> r
     return true;
 }
 
-void register_setting(const hobbit_setting_spec & row) {
-    all_registrations().others[row.key] = row;
-}
-
 bool register_paper(const hobbit_paper & paper) {
     all_registrations().papers[paper.name] = paper;
     return true;
@@ -43,7 +41,7 @@ bool register_paper(const hobbit_paper & paper) {
 static std::vector<hobbit_setting_spec> collect_rows() {
     std::vector<hobbit_setting_spec> rows = all_registrations().first();
     for (const auto & each : all_registrations().others) {
-        rows.push_back(each.second);
+        rows.push_back(each.second.first);
     }
     return rows;
 }
@@ -132,6 +130,23 @@ bool setting_values::any_given(const char * keys) const {
     return keys && std::any_of(entries_.begin(), entries_.end(), [&](const auto & each) {
                return each.second.source == HOBBIT_SOURCE_GIVEN && find_word(keys, each.first) >= 0;
            });
+}
+
+//
+// registered_setting
+//
+
+registered_setting::registered_setting(const hobbit_setting_spec & row, check_function fails) : key_(row.key) {
+    all_registrations().others[key_] = { row, fails };
+}
+
+status registered_setting::check(const setting_values & values, const engine_facts & facts) {
+    for (const auto & [key, row] : all_registrations().others) {
+        if (row.second && values.number(key) != std::strtod(row.first.default_value, nullptr)) {
+            HOBBIT_TRY(row.second(facts));
+        }
+    }
+    return {};
 }
 
 } // namespace hobbit

@@ -20,10 +20,9 @@ using setting_value = std::variant<double, std::string>;
 // earlier one.
 using stored_settings = std::vector<std::pair<std::string, setting_value>>;
 
-// The first rows of the table, which calls `rows` when it is first read, and a row behind them, in the order of keys.
-// The former returns true, for initializers of static objects. REQUIRES: called before the table is read
+// The first rows of the table, which calls `rows` when it is first read. Returns true, for initializers of static
+// objects. REQUIRES: called before the table is read
 bool register_first_settings(std::function<std::vector<hobbit_setting_spec>()> rows);
-void register_setting(const hobbit_setting_spec & row);
 
 // Returns true. REQUIRES: as above
 bool register_paper(const hobbit_paper & paper);
@@ -76,6 +75,33 @@ class setting_values {
 
   private:
     std::map<std::string, entry> entries_; // [key]
+};
+
+// The facts that a registered setting may depend on; they are known once the layers are placed.
+struct engine_facts {
+    bool cpu_shares; // hobbit.mode lets the CPU compute some of a GPU's experts
+    bool predicts;   // hobbit.prefetch is above 0
+};
+
+// A number or flag of a mechanism. An object of static storage, whose row comes behind the first ones, in the order of
+// keys.
+//
+// Thread-safety: constant once main() runs.
+class registered_setting {
+  public:
+    // Fails with what the user can do. Called for values other than the default.
+    using check_function = status (*)(const engine_facts &);
+
+    // `row` must not be stored in files. The check may be null.
+    explicit registered_setting(const hobbit_setting_spec & row, check_function fails = nullptr);
+
+    double of(const setting_values & values) const { return values.number(key_); }
+
+    // The first check that fails.
+    static status check(const setting_values & values, const engine_facts & facts);
+
+  private:
+    const std::string key_;
 };
 
 // Returns the index of `name` among the words in `words`, or -1.

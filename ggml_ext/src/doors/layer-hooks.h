@@ -2,10 +2,10 @@
 #pragma once
 
 #include "base/registered.h"
+#include "base/setting-table.h"
 #include "base/stats.h"
 #include "base/status.h"
 #include "cache/expert-cache.h"
-#include "doors/registered-setting.h"
 #include "graph/inner-graph.h"
 #include "model/expert-index.h"
 #include "plan/batch-info.h"

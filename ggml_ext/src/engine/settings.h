@@ -3,7 +3,6 @@
 
 #include "base/setting-table.h"
 #include "base/status.h"
-#include "doors/registered-setting.h"
 #include "hobbit.h"
 #include "offload/placement.h"
 #include "plan/memory-budget.h"

@@ -3,7 +3,6 @@
 
 #include "base/setting-table.h"
 #include "base/stats.h"
-#include "doors/registered-setting.h"
 
 namespace hobbit {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/setting-table.h"
 #include "base/stats.h"
-#include "doors/registered-setting.h"
 #include "model/expert.h"
 #include "plan/precision-rule.h"
 
