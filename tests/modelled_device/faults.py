@@ -76,9 +76,9 @@ FAULTS = [
     Fault(
         "a layer in a queue of its own is not waited for",
         f"{SOURCES}/graph/inner-graph.cpp",
-        "        ggml_backend_synchronize(backend_);\n        traffic_.waits++;",
+        "        ggml_backend_synchronize(backend_);\n        count(&stats::device_waits);",
         "        if (!is_fault(NAME)) {\n            ggml_backend_synchronize(backend_);\n        }\n"
-        "        traffic_.waits++;",
+        "        count(&stats::device_waits);",
         found=r"ADD ffn_moe_out-\d by stream \d+ of device 0 is not ordered behind",
         beside=(OWN_QUEUES,),
     ),
@@ -120,8 +120,8 @@ FAULTS = [
     Fault(
         "staging memory is used again at once",
         f"{SOURCES}/graph/inner-graph.cpp",
-        "    is_running_ = true;\n    traffic_.launches++;",
-        "    is_running_ = true;\n    traffic_.launches++;\n"
+        "    is_running_ = true;\n    count(&stats::device_launches);",
+        "    is_running_ = true;\n    count(&stats::device_launches);\n"
         "    if (is_fault(NAME)) {\n        n_staged_ = n_copied_ = 0;\n        numbers_.clear();\n    }",
         found=r"the source of a copy of .* by stream \d+ of device 0 changed before its end",
         mode="cooperative",

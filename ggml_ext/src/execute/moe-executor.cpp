@@ -38,7 +38,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
         return error_;
     }
     timeline_span span(stats_.events, "layer");
-    inner.record(stats_.events);
+    inner.record(stats_);
     const status s    = run(graph, { inner, cpu });
     layer_.section    = {};
     layer_.in_section = false;
@@ -60,15 +60,13 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
     }
     stream_.release(inner);
     running_ = inner.idle() ? nullptr : &inner;
-    count(inner.take_traffic());
-    error_ = s.is_aborted() ? cache_.error() : s; // a read that hangs is not over
+    error_   = s.is_aborted() ? cache_.error() : s; // a read that hangs is not over
     return s;
 }
 
 void moe_executor::wait() {
     if (running_) {
         running_->reset();
-        count(running_->take_traffic());
         stream_.release(*running_);
         running_ = nullptr;
     }
@@ -303,14 +301,6 @@ void moe_executor::count(const step_counts & counts) {
     } else {
         count_selections(counts, stats_);
     }
-}
-
-void moe_executor::count(const device_traffic & traffic) {
-    stats_.device_launches     += traffic.launches;
-    stats_.device_waits        += traffic.waits;
-    stats_.device_reads        += traffic.reads;
-    stats_.device_copies       += traffic.copies;
-    stats_.device_copied_bytes += traffic.copied_bytes;
 }
 
 // `output` is the last tensor that the graph computed: the experts' outputs once the last part is computed.

@@ -95,7 +95,6 @@ class moe_executor {
     status       check_weights(const ggml_tensor * matmul) const;
     void         plan();
     void         count(const step_counts & counts);
-    void         count(const device_traffic & traffic);
     void         observe();
     bool         is_second() const { return run_.batch.pass() == batch_pass::second; }
 

@@ -77,7 +77,7 @@ void inner_graph::begin_graph() {
 void inner_graph::reset() {
     if (is_running_) {
         ggml_backend_synchronize(backend_);
-        traffic_.waits++;
+        count(&stats::device_waits);
     }
     begin_graph();
     is_running_ = false;
@@ -85,8 +85,8 @@ void inner_graph::reset() {
 }
 
 void inner_graph::count_copy(size_t n_bytes) {
-    traffic_.copies++;
-    traffic_.copied_bytes += n_bytes;
+    count(&stats::device_copies);
+    count(&stats::device_copied_bytes, n_bytes);
 }
 
 // Each set of numbers or values is aligned.
@@ -445,7 +445,7 @@ std::vector<const char *> inner_graph::read(const std::vector<const ggml_tensor 
             ggml_backend_tensor_get(bytes_at(c.buffer, c.begin, c.size(), c.name), to, 0, c.size());
         }
     }
-    traffic_.reads++;
+    count(&stats::device_reads);
     if (!is_running_ && empty()) {
         reset();
     }
@@ -457,8 +457,8 @@ status inner_graph::launch() {
         return {};
     }
     std::optional<timeline_span> span;
-    if (timeline_) {
-        span.emplace(*timeline_, "experts", "operations", ggml_graph_n_nodes(graph_));
+    if (stats_) {
+        span.emplace(stats_->events, "experts", "operations", ggml_graph_n_nodes(graph_));
     }
     copy_staged();
     ggml_status result;
@@ -473,7 +473,7 @@ status inner_graph::launch() {
         result = ggml_backend_graph_compute_async(backend_, graph_);
     }
     is_running_ = true;
-    traffic_.launches++;
+    count(&stats::device_launches);
     ggml_graph_clear(graph_);
     operands_.clear();
     if (result == GGML_STATUS_ABORTED) {

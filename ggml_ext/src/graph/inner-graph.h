@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "base/stats.h"
 #include "base/status.h"
-#include "base/timeline.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
@@ -42,15 +42,6 @@ struct matrices {
 struct served_row {
     int32_t row;
     int32_t matrix;
-};
-
-// Overhead of computing on a device, beside the operations themselves.
-struct device_traffic {
-    uint64_t launches     = 0; // launched graphs
-    uint64_t waits        = 0; // for graphs
-    uint64_t reads        = 0; // waits for copies to host memory
-    uint64_t copies       = 0;
-    uint64_t copied_bytes = 0;
 };
 
 // Collects operations on tensors of an outer graph and runs them, in the order given, as a separate graph on the
@@ -174,12 +165,12 @@ class inner_graph {
     // Drops the added operations, and waits for those that are running.
     void reset();
 
-    // The traffic since the last call. count_copy adds a copy or a clear that the caller made.
-    device_traffic take_traffic() { return std::exchange(traffic_, {}); }
-    void           count_copy(size_t n_bytes);
+    // Counts launches, waits, reads and copies here, and shows the added operations in the timeline. The counters must
+    // outlive the graph.
+    void record(stats & in) { stats_ = &in; }
 
-    // Shows the added operations in a timeline, which must outlive the graph.
-    void record(timeline & in) { timeline_ = &in; }
+    // Counts a copy or a clear that the caller made.
+    void count_copy(size_t n_bytes);
 
     // While measuring is on, launch() waits for the end and adds its duration to measured().
     void                     measure(bool on) { is_measured_ = on; }
@@ -211,6 +202,12 @@ class inner_graph {
     };
 
     static std::vector<span_copy> copies_of(const std::vector<const ggml_tensor *> & tensors);
+
+    void count(stats::counter stats::* of, uint64_t n = 1) {
+        if (stats_) {
+            stats_->*of += n;
+        }
+    }
 
     matrix_span   span_of(const matrices & weights, const std::vector<served_row> & rows) const;
     ggml_tensor * leaf(const ggml_tensor * tensor);
@@ -270,8 +267,7 @@ class inner_graph {
     ggml_backend_buffer_ptr  inbox_;        // host memory of read()
     ggml_backend_event_ptr   copied_;       // its copies have ended; null: not made, or the device has no events
     std::chrono::nanoseconds measured_{ 0 };
-    device_traffic           traffic_;
-    timeline *               timeline_ = nullptr; // null: nobody has one
+    stats *                  stats_ = nullptr; // null: nobody counts
 };
 
 } // namespace hobbit
