@@ -214,8 +214,9 @@ static double low_share(const budget & b, const pool_demand & d) {
     return low / (low + double(d.all_bytes(tier_id::high)));
 }
 
-// REQUIRES: the smallest pools fit.
-static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes) {
+pool_slots divide_pools(const budget & b, const pool_demand & d, uint64_t bytes) {
+    bytes = std::max(bytes, smallest_pools(b, d));
+
     const uint64_t all_high = d.all_bytes(tier_id::high);
     slot_numbers   low(d.classes[tier_id::low].size());
     if (uses_low(b, d) && !(b.low_if_short && d.n_absent == 0 && bytes >= all_high)) {
@@ -226,10 +227,6 @@ static pool_slots divide(const budget & b, const pool_demand & d, uint64_t bytes
         low                     = slots_in(d.classes[tier_id::low], d.n_used, std::clamp(shared, at_least, most));
     }
     return { slots_in(d.classes[tier_id::high], d.n_used, bytes - d.bytes(tier_id::low, low)), low };
-}
-
-pool_slots divide_pools(const budget & b, const pool_demand & d, uint64_t bytes) {
-    return divide(b, d, std::max(bytes, smallest_pools(b, d)));
 }
 
 // Divides a bound: each device gets its minimum and a part of the rest, and nothing of a bound of 0.
@@ -272,12 +269,12 @@ status plan_pools(const budget & b, const pool_demand & d, const other_memory & 
     uint64_t bytes = 0;
     HOBBIT_TRY(check_limit(b, other.device.name, other.before + other.model + other.scratch, other.limit));
     HOBBIT_TRY(pool_bytes(b, d, other, plan, bytes));
-    plan.n_slots = divide(b, d, bytes);
+    plan.n_slots = divide_pools(b, d, bytes);
     if (other.device.name) {
         const pool_demand & in_host = other.device.host;
         uint64_t            room    = host_room(b, other);
         HOBBIT_TRY(take_snapshots(b, in_host, other, room, plan.n_snapshots));
-        plan.n_host_slots = room < smallest_pools(b, in_host) ? pool_slots() : divide(b, in_host, room);
+        plan.n_host_slots = room < smallest_pools(b, in_host) ? pool_slots() : divide_pools(b, in_host, room);
     }
     return {};
 }
