@@ -304,8 +304,8 @@ ggml_backend_reg_t ggml_backend_init(void) {
     };
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, own, nullptr };
     if (devices.empty()) {
-        face = config.face == "order"  ? make_order_face(config).release()
-               : config.face == "time" ? make_time_face(config).release()
+        face = config.face == "order"  ? make_order_face().release()
+               : config.face == "time" ? make_time_face().release()
                                        : nullptr;
         for (int i = 0; i < config.devices; i++) {
             add_device(&reg);

@@ -110,8 +110,8 @@ class device_observer {
 };
 
 // Faces that settings::face names; bench.compare --prices has the time face.
-std::unique_ptr<device_observer> make_order_face(const settings & config);
-std::unique_ptr<device_observer> make_time_face(const settings & config) __attribute__((weak));
+std::unique_ptr<device_observer> make_order_face();
+std::unique_ptr<device_observer> make_time_face() __attribute__((weak));
 
 // The lock of all devices. Observers get it held.
 std::mutex & device_lock();

@@ -357,7 +357,7 @@ class time_face : public device_observer {
 
 } // namespace
 
-std::unique_ptr<device_observer> modelled::make_time_face(const settings &) {
+std::unique_ptr<device_observer> modelled::make_time_face() {
     return std::make_unique<time_face>();
 }
 

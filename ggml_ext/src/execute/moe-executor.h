@@ -58,9 +58,6 @@ class moe_executor {
     // Calls these too. REQUIRES: before compute
     void add(std::vector<std::unique_ptr<layer_hooks>> hooks) { hooks_ = std::move(hooks); }
 
-    // The error that every call returns.
-    const status & error() const { return error_; }
-
     // Every MUL_MAT_ID must be over experts: its src[0]->extra is an expert_tensor. Its src[3] may hold the router's
     // weights, and src[4] of a layer's first matmuls the router's input. Other operations are repeated as they are.
     // `cpu` is for sources that compute there; it may be null if there is none.
