@@ -17,7 +17,7 @@ static status clear_rows(const ggml_tensor * tensor, const std::vector<int32_t> 
     if (rows.empty()) {
         return {};
     }
-    if (!ggml_backend_buffer_is_host(tensor->view_src ? tensor->view_src->buffer : tensor->buffer)) {
+    if (!ggml_backend_buffer_is_host(root_of(tensor)->buffer)) {
         return inner.add_rows(tensor, nullptr, rows);
     }
     HOBBIT_TRY(inner.compute()); // its operations may read these rows

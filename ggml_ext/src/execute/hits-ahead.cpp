@@ -182,7 +182,7 @@ void hits_ahead::move_input(inner_graph & inner, const ggml_tensor * from, const
     const auto at = [&](ggml_tensor & t, const ggml_tensor * place) {
         t          = *input_;
         t.data     = place->data;
-        t.buffer   = place->view_src ? place->view_src->buffer : place->buffer;
+        t.buffer   = root_of(place)->buffer;
         t.view_src = nullptr;
     };
     at(from_, from);

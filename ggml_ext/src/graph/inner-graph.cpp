@@ -24,10 +24,6 @@ void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor) {
     }
 }
 
-static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
-    return tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
-}
-
 static char * base_of(const ggml_backend_buffer_ptr & buffer) {
     return static_cast<char *>(ggml_backend_buffer_get_base(buffer.get()));
 }
@@ -123,7 +119,7 @@ ggml_tensor * inner_graph::leaf(const ggml_tensor * tensor) {
     ggml_tensor * copy = ggml_new_tensor(ctx_, tensor->type, GGML_MAX_DIMS, tensor->ne);
     std::copy(tensor->nb, tensor->nb + GGML_MAX_DIMS, copy->nb);
     copy->data   = tensor->data;
-    copy->buffer = buffer_of(tensor);
+    copy->buffer = root_of(tensor)->buffer;
     n_leaves_++;
     return copy;
 }
@@ -152,7 +148,7 @@ ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
     t->nb[1]        = tensor->nb[1];
     t->nb[2] = t->nb[3] = t->nb[1] * n;
     t->data             = tensor->data;
-    t->buffer           = buffer_of(tensor);
+    t->buffer           = root_of(tensor)->buffer;
     n_leaves_++;
     return t;
 }
@@ -390,10 +386,10 @@ std::vector<inner_graph::span_copy> inner_graph::copies_of(const std::vector<con
     for (const ggml_tensor * t : tensors) {
         auto *     begin   = static_cast<char *>(t->data);
         char *     end     = begin + ggml_nbytes(t);
-        const bool is_near = !copies.empty() && copies.back().buffer == buffer_of(t) &&
+        const bool is_near = !copies.empty() && copies.back().buffer == root_of(t)->buffer &&
                              std::max(end, copies.back().end) - std::min(begin, copies.back().begin) <= near;
         if (!is_near) {
-            copies.push_back({ buffer_of(t), begin, end, t->name });
+            copies.push_back({ root_of(t)->buffer, begin, end, t->name });
         }
         copies.back().begin = std::min(copies.back().begin, begin);
         copies.back().end   = std::max(copies.back().end, end);

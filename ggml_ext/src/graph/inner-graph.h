@@ -23,6 +23,11 @@ inline bool is_noop(const ggml_tensor * node) {
            node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
 }
 
+// The tensor that a view shows, or the tensor itself: both are in the buffer of this one.
+inline const ggml_tensor * root_of(const ggml_tensor * tensor) {
+    return tensor->view_src ? tensor->view_src : tensor;
+}
+
 // Returns when the device has computed the tensor, even if the device synchronizes early (see device_traits).
 // REQUIRES: ggml_backend_synchronize(backend) was called; the tensor has four bytes or more.
 void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor);

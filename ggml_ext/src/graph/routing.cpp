@@ -10,8 +10,8 @@ namespace hobbit {
 
 // Addresses identify a tensor within its buffer only: with Vulkan every buffer begins at the same address.
 static bool depends_on(const ggml_tensor * tensor, const ggml_tensor * other) {
-    const auto buffer_of = [](const ggml_tensor * t) { return t->view_src ? t->view_src->buffer : t->buffer; };
-    return tensor->view_src == other || (tensor->data == other->data && buffer_of(tensor) == buffer_of(other));
+    return tensor->view_src == other ||
+           (tensor->data == other->data && root_of(tensor)->buffer == root_of(other)->buffer);
 }
 
 // Gate and up share their input; a matmul that reads the output of another one begins a new stage.

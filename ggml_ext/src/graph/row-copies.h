@@ -23,10 +23,6 @@ inline std::vector<const ggml_tensor *> nodes_of(const layer_section & section) 
     return nodes;
 }
 
-inline const ggml_tensor * root_of(const ggml_tensor * tensor) {
-    return tensor->view_src ? tensor->view_src : tensor;
-}
-
 // Tensors of these that none of the nodes behind them reads.
 inline std::vector<const ggml_tensor *> results_of(const std::vector<const ggml_tensor *> & nodes) {
     std::vector<const ggml_tensor *> results;

@@ -2,6 +2,7 @@
 #include "predict/router-predictor.h"
 
 #include "ggml-impl.h"
+#include "graph/inner-graph.h"
 
 #include <algorithm>
 #include <cmath>
@@ -153,15 +154,15 @@ status router_predictor::build(ggml_backend_t backend, const ggml_tensor * route
                                int64_t n_tokens, layer_id running, size_t n_layers) {
     ggml_context * ctx = graph_ctx_.get();
     ggml_reset(ctx);
-    const size_t  stride   = row_stride(router_input);
-    const size_t  row      = (size_t(running) + 1 - n_own_) * n_experts_;
-    const int64_t n_rows   = int64_t(n_own_ + n_layers) * n_experts_;
-    ggml_tensor * weights  = leaf(ctx, stack_->type, stack_->ne[0], n_rows, stack_->nb[1],
-                                  static_cast<char *>(stack_->data) + row * stack_->nb[1], stack_buffer_.get());
-    ggml_tensor * input    = leaf(ctx, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
-                                  static_cast<char *>(router_input->data) + size_t(first) * stride,
-                               router_input->view_src ? router_input->view_src->buffer : router_input->buffer);
-    const bool    has_gain = routers_[running].has_gain;
+    const size_t  stride  = row_stride(router_input);
+    const size_t  row     = (size_t(running) + 1 - n_own_) * n_experts_;
+    const int64_t n_rows  = int64_t(n_own_ + n_layers) * n_experts_;
+    ggml_tensor * weights = leaf(ctx, stack_->type, stack_->ne[0], n_rows, stack_->nb[1],
+                                 static_cast<char *>(stack_->data) + row * stack_->nb[1], stack_buffer_.get());
+    ggml_tensor * input =
+        leaf(ctx, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
+             static_cast<char *>(router_input->data) + size_t(first) * stride, root_of(router_input)->buffer);
+    const bool has_gain = routers_[running].has_gain;
     if (has_gain) {
         input = ggml_mul(ctx, input,
                          leaf(ctx, GGML_TYPE_F32, input->ne[0], 1, inverse_->nb[1],
