@@ -38,11 +38,8 @@ status trace_writer::open(const std::string & path, const expert_index & index) 
     batch_.clear();
     n_turns_ = 0;
     HOBBIT_TRY(file_.open(path, "trace", MAGIC));
-    uint32_t n_used = 0;
-    for (layer_id layer = 0; layer < index.n_layers(); layer++) {
-        n_used = std::max(n_used, index.layer(layer).n_used);
-    }
-    std::string text =
+    const uint32_t n_used = index.n_experts_used();
+    std::string    text =
         format("# model=%s arch=%s n_layer=%zu n_expert=%u n_expert_used=%u\n", one_line(index.files()[0]).c_str(),
                one_line(index.architecture()).c_str(), index.n_layers(), index.n_experts(), n_used);
     for (layer_id layer = 0; layer < index.n_layers(); layer++) {
