@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -57,8 +58,7 @@ struct copy {
 };
 
 inline bool computes_nothing(const ggml_tensor * t) {
-    return ggml_is_empty(t) || t->op == GGML_OP_NONE || t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE ||
-           t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
+    return ggml_is_empty(t) || ggml_op_is_empty(t->op);
 }
 
 // The n-th expert that a matmul's ids name. The matmul's own graph may look it up in a table.

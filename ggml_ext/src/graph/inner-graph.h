@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
+#include "ggml-impl.h"
 #include "ggml.h"
 
 #include <chrono>
@@ -19,8 +20,7 @@ namespace hobbit {
 
 // Returns true if a backend has nothing to compute for the node.
 inline bool is_noop(const ggml_tensor * node) {
-    return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW ||
-           node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+    return !(node->flags & GGML_TENSOR_FLAG_COMPUTE) || ggml_op_is_empty(node->op);
 }
 
 // The tensor that a view shows, or the tensor itself: both are in the buffer of this one.
