@@ -63,15 +63,13 @@ status expert_matmuls::add(const ggml_tensor * matmul, const layer_routing & rou
                            const std::vector<const planned_use *> & uses, inner_graph & inner) const {
     using place = std::tuple<ggml_backend_buffer_t, char *, size_t, ggml_type>; // the stack that a matrix is in
 
-    std::map<place, alike_rows> places;
+    std::map<place, std::vector<const planned_use *>> alike;
     for (const planned_use * use : uses) {
-        const matrices   stack = stack_of(index_, cache_, use->id, use->tier, expert_of(matmul).part);
-        const alike_rows none  = { matmul, routing, stack, {} };
-        places.try_emplace({ stack.buffer, stack.data, stack.stride, stack.type }, none)
-            .first->second.uses.push_back(use);
+        const matrices stack = stack_of(index_, cache_, use->id, use->tier, expert_of(matmul).part);
+        alike[{ stack.buffer, stack.data, stack.stride, stack.type }].push_back(use);
     }
-    for (auto & [stack, alike] : places) {
-        HOBBIT_TRY(add_alike(std::move(alike), inner));
+    for (auto & each : alike) {
+        HOBBIT_TRY(add_alike(matmul, routing, std::move(each.second), inner));
     }
     return {};
 }
@@ -112,13 +110,15 @@ size_t expert_matmuls::max_work_size(tier_id tier) const {
     return std::max(inner_graph::max_work_size, cache_.bytes(tier) / 256);
 }
 
-status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
-    auto &       uses    = alike.uses;
-    const auto   slot    = [&](const planned_use * use) { return cache_.number(use->id, use->tier); };
-    const auto   by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
-    const size_t most    = max_work_size(uses.front()->tier);
-    const size_t least   = least_places(alike.routing);
-    const auto   is_work = [&](size_t n_slots, size_t n_places) {
+status expert_matmuls::add_alike(const ggml_tensor * matmul, const layer_routing & routing,
+                                 std::vector<const planned_use *> uses, inner_graph & inner) const {
+    const planned_use & any     = *uses.front();
+    const matrices      weights = stack_of(index_, cache_, any.id, any.tier, expert_of(matmul).part);
+    const auto          slot    = [&](const planned_use * use) { return cache_.number(use->id, use->tier); };
+    const auto          by_slot = [&](const planned_use * a, const planned_use * b) { return slot(a) < slot(b); };
+    const size_t        most    = max_work_size(uses.front()->tier);
+    const size_t        least   = least_places(routing);
+    const auto          is_work = [&](size_t n_slots, size_t n_places) {
         return inner_graph::work_size(n_slots, std::max(n_places, least)) <= most;
     };
     std::sort(uses.begin(), uses.end(), by_slot);
@@ -130,11 +130,11 @@ status expert_matmuls::add_alike(alike_rows alike, inner_graph & inner) const {
         }
     }
     const size_t span      = slot(uses.back()) - slot(uses.front()) + 1;
-    const size_t n_at_once = rows_at_once(alike.routing);
-    const bool   in_host   = ggml_backend_buffer_is_host(alike.weights.buffer);
-    const auto   add_them  = [&] { return add_rows(alike.matmul, alike.weights, std::exchange(rows, {}), inner); };
-    if (rows.size() == alike.routing.experts.size() && inner_graph::are_distinct(alike.matmul, rows) &&
-        is_work(span, in_host ? rows.size() : size_t(alike.routing.n_tokens))) {
+    const size_t n_at_once = rows_at_once(routing);
+    const bool   in_host   = ggml_backend_buffer_is_host(weights.buffer);
+    const auto   add_them  = [&] { return add_rows(matmul, weights, std::exchange(rows, {}), inner); };
+    if (rows.size() == routing.experts.size() && inner_graph::are_distinct(matmul, rows) &&
+        is_work(span, in_host ? rows.size() : size_t(routing.n_tokens))) {
         return add_them();
     }
     rows.clear();

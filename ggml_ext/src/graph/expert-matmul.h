@@ -42,15 +42,9 @@ class expert_matmuls {
                        const std::vector<const planned_use *> & uses, inner_graph & inner) const;
 
   private:
-    // Rows of one matmul whose weights are alike, so that they can share an operation.
-    struct alike_rows {
-        const ggml_tensor *              matmul;
-        const layer_routing &            routing;
-        matrices                         weights;
-        std::vector<const planned_use *> uses;
-    };
-
-    status add_alike(alike_rows alike, inner_graph & inner) const;
+    // Adds the rows of uses whose weights are in one stack, so that they can share an operation.
+    status add_alike(const ggml_tensor * matmul, const layer_routing & routing, std::vector<const planned_use *> uses,
+                     inner_graph & inner) const;
     size_t max_work_size(tier_id tier) const;
 
     const expert_index & index_;
