@@ -149,10 +149,6 @@ status cpu_rows::compute_next(inner_graph & cpu) {
     return {};
 }
 
-status cpu_rows::begin_next(inner_graph & cpu) {
-    return add(next(), cpu);
-}
-
 void cpu_rows::end_next() {
     const piece p = next();
     keep_results(p);
@@ -160,7 +156,8 @@ void cpu_rows::end_next() {
     next_row_ = p.first_row + p.n_rows;
 }
 
-status cpu_rows::add(const piece & p, inner_graph & cpu) {
+status cpu_rows::begin_next(inner_graph & cpu) {
+    const piece p = next();
     copies_.begin(nodes_.size(), 1, int64_t(p.n_rows));
     ggml_tensor * experts = ggml_new_tensor_2d(copies_.ctx(), GGML_TYPE_I32, 1, int64_t(p.n_rows));
     copies_.set(nodes_.front()->src[2], experts);

@@ -79,7 +79,6 @@ class cpu_rows {
 
     void   fetch(const host_copy & known, inner_graph & device);
     size_t find(const planned_use & use) const;
-    status add(const piece & p, inner_graph & cpu);
     void   fill(const ggml_tensor * outer, ggml_tensor * copy, const piece & p);
     void   keep_results(const piece & p);
 
