@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 
 namespace hobbit {
@@ -173,12 +174,6 @@ const bool is_registered = register_first_settings(core_rows);
 // The thresholds are those of Mixtral-8x7B, section 3.2.
 const bool is_hobbit = register_paper(
     { "hobbit", "a low tier", "rule=gate t1=0.6 t2=0.9 policy=hobbit predictor=router mode=cooperative" });
-
-template <size_t n>
-void copy_text(const std::string & text, char (&to)[n]) {
-    text.copy(to, n - 1);
-    to[std::min(text.size(), n - 1)] = 0;
-}
 
 } // namespace
 
@@ -412,8 +407,8 @@ void settings::describe(hobbit_resolved_setting * rows, size_t n_rows) const {
         row.source    = e.source;
         row.has_value = e.has_value && (policy() == "hobbit" || find_word(WEIGHTS, spec.key) < 0);
         row.number    = is_text(spec) ? 0.0 : std::get<double>(e.value);
-        copy_text(is_text(spec) ? std::get<std::string>(e.value) : "", row.text);
-        copy_text(note_on(spec.key), row.note);
+        snprintf(row.text, sizeof(row.text), "%s", is_text(spec) ? std::get<std::string>(e.value).c_str() : "");
+        snprintf(row.note, sizeof(row.note), "%s", note_on(spec.key).c_str());
     }
 }
 
