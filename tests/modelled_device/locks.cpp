@@ -4,7 +4,6 @@
 #include "locks.h"
 
 #include <dlfcn.h>
-#include <map>
 #include <pthread.h>
 
 const lock_listener * modelled_locks = nullptr; // set before the threads that matter begin
@@ -33,29 +32,14 @@ static void releasing(const void * lock) {
 struct beginning {
     void * (*run)(void *);
     void * argument;
-    void * from;
 };
 
-// Clocks of ended threads, until these are joined.
-static pthread_mutex_t               ended_lock = PTHREAD_MUTEX_INITIALIZER;
-static std::map<pthread_t, void *> & ended() {
-    static auto & all = *new std::map<pthread_t, void *>;
-    return all;
-}
-
 static void * begin(void * given) {
+    acquired(given);
     const beginning own = *static_cast<beginning *>(given);
     delete static_cast<beginning *>(given);
-    if (modelled_locks && own.from) {
-        modelled_locks->beginning(own.from);
-    }
     void * result = own.run(own.argument);
-    if (modelled_locks) {
-        void * clock = modelled_locks->ending();
-        pthread_mutex_lock(&ended_lock);
-        ended()[pthread_self()] = clock;
-        pthread_mutex_unlock(&ended_lock);
-    }
+    releasing(reinterpret_cast<const void *>(pthread_self()));
     return result;
 }
 
@@ -63,24 +47,16 @@ extern "C" {
 
 int pthread_create(pthread_t * thread, const pthread_attr_t * attributes, void * (*run)(void *), void * argument) {
     static const auto real = next<decltype(pthread_create)>("pthread_create");
-    void *            from = modelled_locks ? modelled_locks->forking() : nullptr;
-    return real(thread, attributes, begin, new beginning{ run, argument, from });
+    auto *            made = new beginning{ run, argument };
+    releasing(made);
+    return real(thread, attributes, begin, made);
 }
 
 int pthread_join(pthread_t thread, void ** result) {
     static const auto real = next<decltype(pthread_join)>("pthread_join");
     const int         code = real(thread, result);
-    if (code == 0 && modelled_locks) {
-        pthread_mutex_lock(&ended_lock);
-        const auto found = ended().find(thread);
-        void *     clock = found == ended().end() ? nullptr : found->second;
-        if (clock) {
-            ended().erase(found);
-        }
-        pthread_mutex_unlock(&ended_lock);
-        if (clock) {
-            modelled_locks->joined(clock);
-        }
+    if (code == 0) {
+        acquired(reinterpret_cast<const void *>(thread));
     }
     return code;
 }

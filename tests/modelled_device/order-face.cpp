@@ -396,33 +396,17 @@ static bool is_own(const void * lock) {
     return lock == &device_lock();
 }
 
-// One thread's past, which another one takes later.
-static void * give_past() {
-    vector_clock * clock = nullptr;
-    locked([&] { clock = new vector_clock(face->release()); });
-    return clock;
-}
-
-static void take_past(void * given) {
-    locked([&] { face->acquire(*static_cast<vector_clock *>(given)); });
-    delete static_cast<vector_clock *>(given);
-}
-
 static const lock_listener listener = {
     [](const void * lock) {
         if (!is_own(lock)) {
             locked([&] { face->acquire(face->lock(lock)); });
         }
     },
-    [](const void * lock) {
+    [](const void * lock) { // it knew the past of those who had the lock before
         if (!is_own(lock)) {
-            locked([&] { face->lock(lock).join(face->release()); });
+            locked([&] { face->lock(lock) = face->release(); });
         }
     },
-    give_past,
-    take_past,
-    give_past,
-    take_past,
 };
 
 static struct sigaction other_faults;
