@@ -34,9 +34,8 @@ inline device_context & device_of(ggml_backend_dev_t dev) {
 }
 
 // Makes a copy, and tells of it.
-copy copy_of(const device_context & device, int stream, direction way, const void * source, const void * target,
-             size_t size, const ggml_tensor * tensor);
-void move(const copy & c);
+void move(const device_context & device, int stream, direction way, const void * source, const void * target,
+          size_t size, const ggml_tensor * tensor);
 
 // Work takes longer than it must, see settings.
 void linger(bool has_work);

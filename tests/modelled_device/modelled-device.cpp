@@ -61,32 +61,22 @@ static bool is_upload(const copy & c) {
 
 static constexpr size_t MOST_KEPT = 64 << 10; // bytes of an upload that is no weight, if nothing is computed
 
-void move(const copy & c) {
-    tell([&](device_observer & o) { o.on_copy(c); });
-    linger(c.stream == NO_STREAM && is_upload(c));
-    if (config.compute || c.way == direction::to_host || c.source.size <= MOST_KEPT) { // else pages stay untouched
-        std::memmove(const_cast<char *>(c.target.data), c.source.data, c.source.size);
-    }
-    tell([&](device_observer & o) { o.on_copied(c); });
-}
-
-copy copy_of(const device_context & device, int stream, direction way, const void * source, const void * target,
-             size_t size, const ggml_tensor * tensor) {
-    const void * host = way == direction::to_device ? source : target;
-    bool         locked;
+void move(const device_context & device, int stream, direction way, const void * source, const void * target,
+          size_t size, const ggml_tensor * tensor) {
+    const bytes from     = { static_cast<const char *>(source), size };
+    const bytes to       = { static_cast<const char *>(target), size };
+    const bool  is_taken = stream != NO_STREAM && device.queue == stream;
+    copy        c        = { device.index, stream, way, from, to, tensor->name, false, is_taken };
     {
         const std::lock_guard<std::mutex> lock(device_lock());
-        locked = is_pinned(host);
+        c.is_pinned = is_pinned(way == direction::to_device ? source : target);
     }
-    const bool is_taken = stream != NO_STREAM && device.queue == stream;
-    return { device.index,
-             stream,
-             way,
-             { static_cast<const char *>(source), size },
-             { static_cast<const char *>(target), size },
-             tensor->name,
-             locked,
-             is_taken };
+    tell([&](device_observer & o) { o.on_copy(c); });
+    linger(stream == NO_STREAM && is_upload(c));
+    if (config.compute || way == direction::to_host || size <= MOST_KEPT) { // else pages stay untouched
+        std::memmove(const_cast<char *>(to.data), source, size);
+    }
+    tell([&](device_observer & o) { o.on_copied(c); });
 }
 
 void synchronize(int stream) {
@@ -117,15 +107,13 @@ static void * buffer_base(ggml_backend_buffer_t buffer) {
 static void buffer_set(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
                        size_t size) {
     const device_context & device = device_of(buffer);
-    move(copy_of(device, device.queue, direction::to_device, data, static_cast<char *>(tensor->data) + offset, size,
-                 tensor));
+    move(device, device.queue, direction::to_device, data, static_cast<char *>(tensor->data) + offset, size, tensor);
 }
 
 static void buffer_get(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset,
                        size_t size) {
     const device_context & device = device_of(buffer);
-    move(copy_of(device, device.queue, direction::to_host, static_cast<char *>(tensor->data) + offset, data, size,
-                 tensor));
+    move(device, device.queue, direction::to_host, static_cast<char *>(tensor->data) + offset, data, size, tensor);
     if (device.queue != NO_STREAM) {
         synchronize(device.queue); // the answer comes behind all that was asked before
     }
@@ -148,7 +136,7 @@ static bool buffer_copy(ggml_backend_buffer_t buffer, const ggml_tensor * src, g
     if (!is_of(src, device)) {
         return false;
     }
-    move(copy_of(device, device.queue, direction::on_device, src->data, dst->data, ggml_nbytes(src), dst));
+    move(device, device.queue, direction::on_device, src->data, dst->data, ggml_nbytes(src), dst);
     return true;
 }
 

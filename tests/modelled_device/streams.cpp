@@ -42,16 +42,14 @@ static void stream_free(ggml_backend_t backend) {
 }
 
 static void stream_set(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    stream_context & stream = stream_of(backend);
-    const copy       c      = copy_of(device_of(backend->device), stream.number, direction::to_device, data,
-                                      static_cast<char *>(tensor->data) + offset, size, tensor);
-    stream.has_work         = true;
-    move(c);
+    stream_of(backend).has_work = true;
+    move(device_of(backend->device), stream_of(backend).number, direction::to_device, data,
+         static_cast<char *>(tensor->data) + offset, size, tensor);
 }
 
 static void stream_get(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
-    move(copy_of(device_of(backend->device), stream_of(backend).number, direction::to_host,
-                 static_cast<char *>(tensor->data) + offset, data, size, tensor));
+    move(device_of(backend->device), stream_of(backend).number, direction::to_host,
+         static_cast<char *>(tensor->data) + offset, data, size, tensor);
 }
 
 static void stream_synchronize(ggml_backend_t backend) {
@@ -71,7 +69,7 @@ static bool stream_copy(ggml_backend_t from, ggml_backend_t to, const ggml_tenso
     }
     const int own   = stream_of(from).number;
     const int other = stream_of(to).number;
-    move(copy_of(device, own, direction::on_device, src->data, dst->data, ggml_nbytes(src), dst));
+    move(device, own, direction::on_device, src->data, dst->data, ggml_nbytes(src), dst);
     tell([&](device_observer & o) {
         if (own != other) {
             const int event = n_events++;
