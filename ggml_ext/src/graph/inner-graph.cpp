@@ -28,8 +28,8 @@ static char * base_of(const ggml_backend_buffer_ptr & buffer) {
     return static_cast<char *>(ggml_backend_buffer_get_base(buffer.get()));
 }
 
-inner_graph::inner_graph(ggml_backend_t backend, bool in_queue) :
-    backend_(backend), in_queue_(in_queue), alignment_(ggml_backend_get_alignment(backend)) {
+inner_graph::inner_graph(ggml_backend_t backend, bool in_queue, const caller_settings * caller) :
+    backend_(backend), in_queue_(in_queue), caller_(caller), alignment_(ggml_backend_get_alignment(backend)) {
     allocate(staged_, ggml_tensor_overhead());
     open_page(0);
 }

@@ -49,6 +49,13 @@ struct served_row {
     int32_t matrix;
 };
 
+// Settings of the caller of an outer graph.
+struct caller_settings {
+    int                 n_threads  = 0;       // of the CPU's backend; 0: not set
+    ggml_abort_callback abort      = nullptr; // null: it never ends early
+    void *              abort_data = nullptr;
+};
+
 // Collects operations on tensors of an outer graph and runs them, in the order given, as a separate graph on the
 // compute device. Outer tensors take part as leaf copies (same memory and shape, no sources), since the originals would
 // pull in the whole model's graph.
@@ -60,7 +67,8 @@ struct served_row {
 class inner_graph {
   public:
     // `backend` must outlive the computations. in_queue: whoever reads the results does so behind them in its queue.
-    explicit inner_graph(ggml_backend_t backend, bool in_queue = false);
+    // `caller` must outlive the graph; null: nobody knows.
+    explicit inner_graph(ggml_backend_t backend, bool in_queue = false, const caller_settings * caller = nullptr);
     ~inner_graph();
 
     inner_graph(const inner_graph &)             = delete;
@@ -75,15 +83,10 @@ class inner_graph {
     bool can_begin_layer(uint32_t layer) const { return idle() || (empty() && layer != page_); }
 
     // Threads that the backend computes with; 0: unknown.
-    int  n_threads() const { return n_threads_; }
-    void set_n_threads(int n) { n_threads_ = n; }
+    int n_threads() const { return caller_ ? caller_->n_threads : 0; }
 
     // Returns true if the caller of the outer graph wants it to end; devices do not ask by themselves.
-    bool is_aborted() const { return abort_ && abort_(abort_data_); }
-    void set_abort_callback(ggml_abort_callback callback, void * data) {
-        abort_      = callback;
-        abort_data_ = data;
-    }
+    bool is_aborted() const { return caller_ && caller_->abort && caller_->abort(caller_->abort_data); }
 
     // Sizes of the scratch memory on the compute device. Operations run one after the other, so each may use all of it.
     // Only row numbers and values have a place of their own until the graph has run.
@@ -243,9 +246,7 @@ class inner_graph {
 
     ggml_backend_t           backend_;
     const bool               in_queue_;
-    int                      n_threads_  = 0;
-    ggml_abort_callback      abort_      = nullptr; // null: it never ends early
-    void *                   abort_data_ = nullptr;
+    const caller_settings *  caller_;
     const size_t             alignment_; // alignment of tensors on the device
     std::map<uint32_t, page> pages_;
     uint32_t                 page_ = 0;       // number of the current one

@@ -35,7 +35,7 @@ class lazy_backend {
         if (!backend()) {
             return status::error("%s cannot be opened: choose another device", ggml_backend_dev_name(device_));
         }
-        inner_.emplace(backend(), shared_ != nullptr);
+        inner_.emplace(backend(), shared_ != nullptr, &caller_);
         configure();
         return {};
     }
@@ -49,13 +49,13 @@ class lazy_backend {
 
     // Settings of the backend, ignored if it has no such setting. May be called at any time.
     void set_n_threads(int n_threads) {
-        n_threads_ = n_threads;
+        caller_.n_threads = n_threads;
         configure();
     }
 
     void set_abort_callback(ggml_abort_callback callback, void * data) {
-        abort_      = callback;
-        abort_data_ = data;
+        caller_.abort      = callback;
+        caller_.abort_data = data;
         configure();
     }
 
@@ -67,26 +67,19 @@ class lazy_backend {
     void configure() {
         const auto set_n_threads = (ggml_backend_set_n_threads_t) find("ggml_backend_set_n_threads");
         const auto set_abort     = (ggml_backend_set_abort_callback_t) find("ggml_backend_set_abort_callback");
-        if (backend_ && set_n_threads && n_threads_ > 0) {
-            set_n_threads(backend_.get(), n_threads_);
+        if (backend_ && set_n_threads && caller_.n_threads > 0) {
+            set_n_threads(backend_.get(), caller_.n_threads);
         }
         if (backend_ && set_abort) {
-            set_abort(backend_.get(), abort_, abort_data_);
-        }
-        if (inner_) {
-            inner_->set_abort_callback(abort_, abort_data_);
-            inner_->set_n_threads(n_threads_);
+            set_abort(backend_.get(), caller_.abort, caller_.abort_data);
         }
     }
 
     const ggml_backend_dev_t   device_;
     ggml_backend_t             shared_ = nullptr;
     ggml_backend_ptr           backend_; // null while it shares another's queue
+    caller_settings            caller_;
     std::optional<inner_graph> inner_;
-
-    int                 n_threads_  = 0; // 0: not set
-    ggml_abort_callback abort_      = nullptr;
-    void *              abort_data_ = nullptr;
 };
 
 } // namespace hobbit
