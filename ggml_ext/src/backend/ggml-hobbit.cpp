@@ -207,6 +207,7 @@ static split_runner * find_runner(const ggml_cgraph * graph) {
 
 static hobbit::status compute_split(split_runner * runner, ggml_cgraph * graph, ggml_backend_t backend) {
     ggml_backend_hobbit_context & ctx = backend_context(backend);
+    HOBBIT_TRY(ctx.cpu ? ctx.cpu->open() : hobbit::status());
 
     // a split may begin or end with views that are none of ours, and may hold what is not to be computed this time
     ggml_tensor ** end  = graph->nodes + graph->n_nodes;
@@ -229,9 +230,6 @@ static enum ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph * grap
     std::for_each(ctx.others.begin(), ctx.others.end(), ggml_backend_synchronize);
     if (s.ok() && !runner) {
         return ggml_backend_graph_compute(ctx.compute.backend(), graph);
-    }
-    if (s.ok() && ctx.cpu) {
-        s = ctx.cpu->open();
     }
     if (s.ok()) {
         s = compute_split(runner, graph, backend);

@@ -127,9 +127,9 @@ expert_stream::work expert_stream::begin(const stage & st, const running_layer &
 }
 
 status expert_stream::run_todo(work & w) {
-    bool   rest_is_due = w.layer.done != index_.layer(w.layer.routing.layer).parts;
-    status s           = w.todo.empty() && rest_is_due ? begin_rest(w) : status(); // nothing is left to compute here
-    while (s.ok() && !w.todo.empty()) {
+    bool rest_is_due = w.layer.done != index_.layer(w.layer.routing.layer).parts;
+    HOBBIT_TRY(w.todo.empty() && rest_is_due ? begin_rest(w) : status()); // nothing is left to compute here
+    while (!w.todo.empty()) {
         pin(w);
         if (w.n_pinned == 0) { // the device reads, or has read, what has the slots
             HOBBIT_TRY(w.on.device.compute());
@@ -141,12 +141,12 @@ status expert_stream::run_todo(work & w) {
         }
         const bool all_pinned = w.n_pinned == w.todo.size();
         if (all_pinned && rest_is_due) {
-            s           = begin_rest(w);
+            HOBBIT_TRY(begin_rest(w));
             rest_is_due = false;
         }
-        s = s.ok() ? run_arrived(w, !all_pinned) : s;
+        HOBBIT_TRY(run_arrived(w, !all_pinned));
     }
-    return s;
+    return {};
 }
 
 // Pins as many experts as there are slots for, and requests what the stage needs of them.
@@ -190,16 +190,12 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
     const auto    has_arrived = [&](const planned_use * use) { return cache_.arrived(use->id, use->tier, w.st.parts); };
     const auto    end         = w.todo.begin() + ptrdiff_t(w.n_pinned);
     const auto    none_has    = [&] { return std::none_of(w.todo.begin(), end, has_arrived); };
-    status        s;
-    while (s.ok() && due() && none_has()) {
-        s = compute_due(w.on);
+    while (due() && none_has()) {
+        HOBBIT_TRY(compute_due(w.on));
     }
-    if (s.ok() && none_has()) {
-        s = inner.launch();
-        s = s.ok() ? cache_.wait(w.todo.front()->id, w.todo.front()->tier, w.st.parts) : s;
-    }
-    if (!s.ok()) {
-        return s;
+    if (none_has()) {
+        HOBBIT_TRY(inner.launch());
+        HOBBIT_TRY(cache_.wait(w.todo.front()->id, w.todo.front()->tier, w.st.parts));
     }
     const auto first_missing = std::stable_partition(w.todo.begin(), end, has_arrived);
 
@@ -207,23 +203,21 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
     w.todo.erase(w.todo.begin(), first_missing);
     w.n_pinned -= arrived.size();
     held_.insert(held_.end(), arrived.begin(), arrived.end());
-    s = add_products(w, arrived);
-    if (s.ok() && slots_are_short) {
+    HOBBIT_TRY(add_products(w, arrived));
+    if (slots_are_short) {
         stats_.waves++;
-        s = inner.compute();
-        if (s.ok()) {
-            release(inner);
-        }
+        HOBBIT_TRY(inner.compute());
+        release(inner);
     }
-    return s;
+    return {};
 }
 
 status expert_stream::add_products(const work & w, const std::vector<const planned_use *> & uses) {
-    status s = w.layer.ahead ? w.layer.ahead->launch_missing(w.layer.routing, uses, w.on.device) : status();
-    for (size_t i = 0; i < w.st.matmuls.size() && s.ok(); i++) {
-        s = products_.add(w.st.matmuls[i], w.layer.routing, uses, w.on.device);
+    HOBBIT_TRY(w.layer.ahead ? w.layer.ahead->launch_missing(w.layer.routing, uses, w.on.device) : status());
+    for (const ggml_tensor * matmul : w.st.matmuls) {
+        HOBBIT_TRY(products_.add(matmul, w.layer.routing, uses, w.on.device));
     }
-    return s;
+    return {};
 }
 
 void expert_stream::release(const inner_graph & device) {

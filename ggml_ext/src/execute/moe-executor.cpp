@@ -88,8 +88,8 @@ bool moe_executor::is_done_elsewhere() const {
 status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
     inner_graph &       inner = on.device;
     const ggml_tensor * last  = nullptr;
-    status              s     = begins_layer(graph) ? status() : inner.compute();
-    for (int i = 0; i < ggml_graph_n_nodes(graph) && s.ok(); i++) {
+    HOBBIT_TRY(begins_layer(graph) ? status() : inner.compute());
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         if (is_noop(node)) {
             continue;
@@ -99,26 +99,22 @@ status moe_executor::run(ggml_cgraph * graph, const inner_graphs & on) {
             if (is_done_elsewhere()) {
                 continue;
             }
-            if (inner.full()) {
-                s = inner.compute();
-            }
+            HOBBIT_TRY(inner.full() ? inner.compute() : status());
             inner.add_copy(node);
             continue;
         }
         int         end = 0;
         const stage st  = next_stage(graph, i, end);
-        s               = begin_layer(graph, i, st, last, on);
-        if (s.ok() && !layer_.in_section && any_source(&row_source::shares_sections)) {
-            s = begin_section(graph, i, on);
+        HOBBIT_TRY(begin_layer(graph, i, st, last, on));
+        if (!layer_.in_section && any_source(&row_source::shares_sections)) {
+            HOBBIT_TRY(begin_section(graph, i, on));
         }
-        if (s.ok()) {
-            judge_ahead(inner);
-            s = stream_.run(st, layer_, on);
-        }
+        judge_ahead(inner);
+        HOBBIT_TRY(stream_.run(st, layer_, on));
         last = st.matmuls.back();
         i    = end - 1;
     }
-    return s.ok() ? end_layer(last, on) : s;
+    return end_layer(last, on);
 }
 
 //
