@@ -215,12 +215,11 @@ static hobbit::status compute_split(split_runner * runner, ggml_cgraph * graph, 
     if (node != end && !is_row_lookup(*node)) {
         return runner->compute(graph, backend->device, ctx.compute.inner(), ctx.cpu ? &ctx.cpu->inner() : nullptr);
     }
-    hobbit::status s;
-    for (; node != end && s.ok(); node = std::find_if_not(node + 1, end, hobbit::is_noop)) {
+    for (; node != end; node = std::find_if_not(node + 1, end, hobbit::is_noop)) {
         GGML_ASSERT(is_row_lookup(*node));
-        s = runner->look_up(*node);
+        HOBBIT_TRY(runner->look_up(*node));
     }
-    return s;
+    return {};
 }
 
 static enum ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph * graph) {

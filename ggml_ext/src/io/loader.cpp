@@ -178,15 +178,14 @@ status loader::read(const chunk & next, staging_buffer & staging) {
         }
         dst = staging.data();
     }
-    status s;
     {
         const timeline_span event(stats_.events, "read", "bytes", int64_t(span));
-        s = reader_.read_at(next.file, next.offset - before, span, before + next.size, dst);
+        HOBBIT_TRY(reader_.read_at(next.file, next.offset - before, span, before + next.size, dst));
     }
-    if (s.ok() && next.buffer) {
+    if (next.buffer) {
         set(next, dst + before);
     }
-    return s;
+    return {};
 }
 
 void loader::set(const chunk & next, const char * rows) {

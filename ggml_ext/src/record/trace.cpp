@@ -68,11 +68,10 @@ void trace_writer::begin_batch(const std::vector<batch_info::row> & tokens) {
 }
 
 status trace_writer::add(const layer_report & report) {
-    status result;
-    auto   at = batch_.begin();
+    auto at = batch_.begin();
 
     std::set<std::pair<int32_t, tier_id>> asked;
-    for (size_t i = 0; i < report.rows.size() && result.ok(); i++) {
+    for (size_t i = 0; i < report.rows.size(); i++) {
         const batch_info::row & row   = report.rows[i];
         const auto              is_it = [&](const token & t) {
             return t.row.sequence == row.sequence && t.row.position == row.position;
@@ -84,17 +83,16 @@ status trace_writer::add(const layer_report & report) {
                                             file_.path().c_str(), i, uint32_t(report.routing.layer), row.sequence,
                                             row.position));
         }
-        result = add_token(report, i, *at++, asked);
+        HOBBIT_TRY(add_token(report, i, *at++, asked));
     }
-    return result;
+    return {};
 }
 
 status trace_writer::add_token(const layer_report & report, size_t row, const token & at,
                                std::set<std::pair<int32_t, tier_id>> & asked) {
     const layer_routing & routing = report.routing;
     char                  line[160];
-    status                result;
-    for (uint32_t slot = 0; slot < routing.n_used && result.ok(); slot++) {
+    for (uint32_t slot = 0; slot < routing.n_used; slot++) {
         const size_t    i      = row * size_t(routing.n_used) + slot;
         const auto &    was    = report.was_resident[i];
         const precision served = report.plan.precisions[i];
@@ -107,9 +105,9 @@ status trace_writer::add_token(const layer_report & report, size_t row, const to
         const int       length =
             snprintf(line, sizeof(line), "%u,%u,%u,%u,%u,%d,%.9g,%u,%llu\n", at.turn, at.phase, at.step,
                      uint32_t(routing.layer), slot, routing.experts[i], weight, resident, (unsigned long long) bytes);
-        result = file_.append(line, size_t(length));
+        HOBBIT_TRY(file_.append(line, size_t(length)));
     }
-    return result;
+    return {};
 }
 
 void run_recorder::set_observer(hobbit_observer observer, void * user_data) {
