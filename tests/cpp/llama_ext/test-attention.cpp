@@ -48,8 +48,10 @@ class operation {
         op_ = ggml_flash_attn_ext(ctx(), q, k, v, s.has_mask ? mask() : nullptr, scale, 0.0F, s.soft_cap);
         if (!s.is_flash) { // values of a number lie together
             ggml_tensor * weights = ggml_soft_max_ext(ctx(), ggml_mul_mat(ctx(), k, q), mask(), scale, 0.0F);
-            v   = ggml_reshape_3d(ctx(), v->view_src ? v->view_src : v, s.n_positions, s.n_values, s.n_kv);
-            op_ = ggml_mul_mat(ctx(), v, weights);
+            v                     = ggml_cont(ctx(), ggml_transpose(ctx(), v));
+            REQUIRE(compute_on_cpu(ctx(), v, 1) == GGML_STATUS_SUCCESS);
+            v->op = GGML_OP_NONE; // it was computed
+            op_   = ggml_mul_mat(ctx(), v, weights);
         }
         if (s.has_sinks) {
             ggml_flash_attn_ext_add_sinks(op_, floats_of(s.n_heads, 1, 1, 1, 4));
@@ -165,6 +167,20 @@ TEST_CASE("sequences, windows, sinks and soft caps have ggml's bits") {
             check(s);
             s.has_mask = false;
             check(s);
+        }
+    }
+}
+
+TEST_CASE("without flash attention heads that share keys have ggml's bits") {
+    for (const int64_t n_tokens : { 1, 3 }) {
+        for (const int64_t depth : { 64, 300, 512, 2048 }) {
+            for (shape s :
+                 { shape{ F16, F16, 128, 128, 32, 4, n_tokens, depth },
+                   shape{ F16, F16, 64, 64, 12, 4, n_tokens, depth }, shape{ F16, F16, 80, 80, 10, 2, n_tokens, depth },
+                   shape{ F16, F16, 576, 512, 9, 1, n_tokens, depth } }) {
+                s.is_flash = false;
+                check(s);
+            }
         }
     }
 }

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+extern const plain_kernel f16_kernel;
 extern const plain_kernel q2_0_kernel;
 extern const plain_kernel q8_0_kernel;
 
@@ -149,12 +150,13 @@ TEST_CASE("matrices that several rows share, and rows that lie apart") {
         CAPTURE(int(type));
         for (const int64_t n_tokens : { 1, 5, 33 }) {
             const operation op;
-            ggml_tensor *   w    = op.weights(type, 256, 70, 2, 3);
-            ggml_tensor *   wide = op.tokens(300, n_tokens, 4, 6);
-            ggml_tensor *   x    = ggml_view_4d(op.ctx.get(), wide, 256, n_tokens, 4, 6, wide->nb[1], wide->nb[2],
-                                                wide->nb[3], 16 * sizeof(float));
-            ggml_tensor *   out  = ggml_mul_mat(op.ctx.get(), w, x);
-            CHECK(is_ours(out) == has_kernel(type)); // without a kernel, ggml is as fast
+            ggml_tensor *   w      = op.weights(type, 256, 70, 2, 3);
+            ggml_tensor *   wide   = op.tokens(300, n_tokens, 4, 6);
+            ggml_tensor *   x      = ggml_view_4d(op.ctx.get(), wide, 256, n_tokens, 4, 6, wide->nb[1], wide->nb[2],
+                                                  wide->nb[3], 16 * sizeof(float));
+            ggml_tensor *   out    = ggml_mul_mat(op.ctx.get(), w, x);
+            const bool      is_one = type == GGML_TYPE_F16 && f16_kernel.multiply && n_tokens == 1;
+            CHECK(is_ours(out) == (has_kernel(type) || is_one)); // without a kernel, ggml is as fast
             REQUIRE(compute_on_cpu(op.ctx.get(), out, 2) == GGML_STATUS_SUCCESS);
             for (int64_t i = 0; i < n_tokens * 24; i++) {
                 const int64_t i1 = i % n_tokens;
@@ -192,8 +194,27 @@ TEST_CASE("experts of one token, in weights of each type, without those that are
     }
 }
 
+TEST_CASE("keys and values in half precision that heads share") {
+    for (const int64_t n : { 64, 200, 512, 1088 }) {
+        CAPTURE(n);
+        for (const int64_t n_heads : { 1, 2, 3, 8, 9, 37 }) {
+            CAPTURE(n_heads);
+            for (const int64_t n_rows : { 1, 15, 70 }) {
+                const operation op;
+                ggml_tensor *   w   = op.weights(GGML_TYPE_F16, n, n_rows, 2);
+                ggml_tensor *   x   = op.tokens(n, 1, 2 * n_heads);
+                ggml_tensor *   out = ggml_mul_mat(op.ctx.get(), w, x);
+                REQUIRE(compute_on_cpu(op.ctx.get(), out, 2) == GGML_STATUS_SUCCESS);
+                for (int64_t i = 0; i < 2 * n_heads; i++) {
+                    REQUIRE(has_bits(out, 0, i, 0, expected(w, i / n_heads, 0, row_at(x, 0, i, 0))));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("experts of several tokens in the types that have kernels") {
-    for (const ggml_type type : { GGML_TYPE_Q8_0, GGML_TYPE_Q2_0 }) {
+    for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q2_0 }) {
         CAPTURE(int(type));
         for (const int n_threads : N_THREADS) {
             for (const int64_t n_tokens : { 2, 9, 130 }) {
