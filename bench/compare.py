@@ -35,7 +35,7 @@ from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 
-_NOT_SERVED = ("low", "rpc", "warm-up", "seconds", "threads", "t1", "t2")
+_NOT_SERVED = ("low", "rpc", "depth", "flash-attn", "warm-up", "seconds", "threads", "t1", "t2")
 _OPTIONS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("layers", "layers of the shape (default: as in the real model)", {"type": int}),
     ("type", "weights: q4_0, or Q4_K_M as llama-quantize (default: %(default)s)", {"default": "q4_0"}),

@@ -72,6 +72,8 @@ class BenchConfig:
     )
     reps: int = _option("reps", 5, "repetitions (default: 5)")
     prompts: tuple[int, ...] = _option("prompts", (16, 128, 512), "tokens of prompts")
+    depth: int = _option("depth", 0, "tokens of context before decoding (default: 0)")
+    flash_attn: str = _option("flash-attn", "", "on or off (default: llama.cpp chooses)")
     n_tokens: int = _option("tokens", 64, "most tokens to decode (default: 64)")
     n_warm_up: int = _option("warm-up", 32, "most tokens before (default: 32)")
     seconds: float = _option("seconds", 60.0, "time limit of decoding (default: 60)")
@@ -90,8 +92,10 @@ class BenchConfig:
                 raise ConfigError(f"--{self.options()[name]['name']} takes a positive number")
         if not all(0 < share <= 1 for share in self.limits):
             raise ConfigError("--limits takes shares, above 0 to 1")
-        if not self.prompts or min(self.prompts) <= 0:
-            raise ConfigError("--prompts takes numbers of tokens")
+        if not self.prompts or min(self.prompts) <= 0 or self.depth < 0:
+            raise ConfigError("--prompts and --depth take numbers of tokens")
+        if self.flash_attn not in ("", "on", "off"):
+            raise ConfigError(f"--flash-attn is {self.flash_attn}; choose on or off")
         for arm in self.arms:
             if arm.low and self.low is None:
                 raise ConfigError(f"the arm {arm.name} needs a low tier; give --low TYPE, or leave it out")
@@ -241,7 +245,10 @@ def job(config: BenchConfig, arm: Arm, limit: int | None) -> Job:
         fills=config.fills,
         n_threads=config.n_threads or processor_cores(),
         n_batch=arm.n_batch,
-        **{name: getattr(config, name) for name in ("prompts", "n_warm_up", "n_tokens", "seconds")},
+        **{
+            name: getattr(config, name)
+            for name in ("prompts", "depth", "flash_attn", "n_warm_up", "n_tokens", "seconds")
+        },
     )
 
 

@@ -40,6 +40,7 @@ class Job:
     text: its tokens are computed (ours); "": drawn ones, the same in every arm.
     prompts: their lengths.  n_batch: their tokens per pass.
     kept: .npz for the logits of the decoded tokens and their targets, the tokens that follow.
+    depth: tokens of context before decoding.  flash_attn: on or off; "": llama.cpp chooses.
     n_tokens, seconds: decoding ends with whichever comes first; so does its warm-up, of n_warm_up tokens.
     device: of ggml's, that has all layers; None leaves them where llama.cpp puts them.  rpc: server that
     offers it, HOST:PORT.  n_cpu_moe: the experts of the first so many layers stay with the CPU, as by
@@ -58,6 +59,8 @@ class Job:
     prompts: tuple[int, ...] = (16, 128, 512)
     n_batch: int = 512
     kept: str = ""
+    depth: int = 0
+    flash_attn: str = ""
     n_warm_up: int = 32
     n_tokens: int = 64
     seconds: float = 60.0
@@ -175,6 +178,9 @@ class Session:
         params.n_batch = params.n_ubatch = min(job.n_batch, self._n_ctx)
         params.n_outputs_max = params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = job.n_threads
+        if job.flash_attn:
+            mode = "ENABLED" if job.flash_attn == "on" else "DISABLED"
+            params.flash_attn_type = getattr(self.llama, f"LLAMA_FLASH_ATTN_TYPE_{mode}")
         self.n_batch, self.n_ctx = params.n_batch, params.n_ctx
         self.context = self.llama.llama_init_from_model(self.model, params)
         if not self.context:
@@ -265,7 +271,7 @@ def measure(job: Job) -> dict[str, Any]:
         assert job.device is not None
         return GgmlDevice(Libraries(job.lib_dir).folder, job.device, job.rpc).describe()
     longest = max(job.prompts)
-    n_ctx = min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens)
+    n_ctx = job.depth + min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens)
     libraries = Libraries(job.lib_dir)
     start = time.perf_counter()
     session = Session(libraries, job, max(longest, n_ctx))
@@ -279,6 +285,9 @@ def measure(job: Job) -> dict[str, Any]:
         ttft_s[str(n_tokens)] = session.append(n_tokens)
         ttft_bytes[str(n_tokens)] = bytes_from_disk() - n_read
         crcs.append(zlib.crc32(session.logits().tobytes()))
+    if job.depth:
+        session.restart()
+        session.append(job.depth)
     decode(session, job.n_warm_up, job.seconds / 2)
     before, n_read = session.counters(), bytes_from_disk()
     kept: list[np.ndarray] | None = [] if job.kept else None

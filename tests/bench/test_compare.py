@@ -15,6 +15,7 @@ from typing import Any
 
 import bench_jobs
 import models
+import numpy as np
 import pytest
 
 from bench import compare
@@ -57,6 +58,18 @@ def test_all_arms_compute_the_same_tokens(arch: str) -> None:
     assert ours.logits_crc == stock.logits_crc
     n_used = routing.moe_shape(model).n_used
     assert ours.counters["selections_high"] == 5 * ours.info["n_layers"] * n_used
+
+
+def test_tokens_after_a_context_are_the_same_in_all_arms(tmp_path: Path) -> None:
+    """By both ways to compute attention, which differ; and depth makes a difference."""
+    model, kept = models.random_model("qwen3moe"), {}
+    for depth, mode in ((0, "on"), (300, "on"), (300, "off")):
+        for arm in (STOCK, _ours(model)):
+            path = tmp_path / "kept.npz"
+            bench_jobs.measure(model, kept=str(path), depth=depth, flash_attn=mode, **arm)
+            logits = np.load(path)["logits"]
+            assert np.array_equal(kept.setdefault((depth, mode), logits), logits)
+    assert len({logits.tobytes() for logits in kept.values()}) == 3
 
 
 def test_the_pools_are_full_before_the_first_token(tmp_path: Path) -> None:
@@ -257,7 +270,9 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--limits", "2"], "--limits takes shares, above 0 to 1"),
         (["--limits", "0"], "--limits takes shares, above 0 to 1"),
         (["--reps", "0"], "--reps takes a positive number"),
-        (["--prompts", "0"], "--prompts takes numbers of tokens"),
+        (["--prompts", "0"], "--prompts and --depth take numbers of tokens"),
+        (["--depth", "-1"], "--prompts and --depth take numbers of tokens"),
+        (["--flash-attn", "auto"], "--flash-attn is auto; choose on or off"),
         (["--tokens", "0"], "--tokens takes a positive number"),
         (["--seconds", "0"], "--seconds takes a positive number"),
         (["--layers", "0"], "--layers is 0"),
