@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # remove.sh [NAME...]: shows that each mechanism can be removed. In a copy of the last commit, one after the other: deletes
 # its two folders and its line in the list, builds, and runs the quick tests of C++ and Python, for WHOLE=NAME all tests.
-# Without a NAME it takes every mechanism, and runs all tests for one of them, which the day chooses.
+# Without a NAME it takes every mechanism, and runs all tests for one of them, which the day chooses; with WHOLE=none for none.
 source "$(dirname "$0")/copy.sh"
 mapfile -t all < <(sed -n 's/^    \([a-z_]*\)$/\1/p' ggml_ext/mechanisms.cmake)
 whole=${WHOLE:-}
