@@ -83,7 +83,7 @@ __m512 add_lanes(const sums * rows) {
         x[i] = rows[i][0];
     }
 #pragma GCC unroll 4
-    for (int half = LANES / 2; half > 0; half /= 2) { // of each row, so many lanes remain
+    for (int half = LANES / 2; half > 0; half /= 2) { // lanes of each row that remain
         int32_t lanes[LANES];
         for (int i = 0; i < LANES; i++) {
             lanes[i] = i / 8 * LANES + i % 8 / half * 2 * half + i % half;

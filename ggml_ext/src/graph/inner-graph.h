@@ -51,7 +51,7 @@ struct served_row {
 
 // Settings of the caller of an outer graph.
 struct caller_settings {
-    int                 n_threads  = 0;       // of the CPU's backend; 0: not set
+    int                 n_threads  = 0;       // threads of the CPU's backend; 0: not set
     ggml_abort_callback abort      = nullptr; // null: it never ends early
     void *              abort_data = nullptr;
 };
