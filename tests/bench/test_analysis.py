@@ -2,13 +2,12 @@
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.analysis import figures, routing
-from bench.analysis.part import Run
 from bench.results import page
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.router import Gating, Router
@@ -190,13 +189,8 @@ def test_recorder_refuses_layers_that_saw_a_part() -> None:
 def _figures(n_layers: int, n_experts: int, n_used: int, **changed: Any) -> list[dict[str, Any]]:
     seen, routers = _routed(n_layers, n_experts, n_used)
     seen = replace(seen, **changed)
-    run = cast(Run, SimpleNamespace(file=SimpleNamespace(n_experts=n_experts)))
-    found = [
-        each
-        for make in (routing._gates, routing._uses, routing._policies)
-        for each in make(run, seen, seen.layers)
-    ]
-    return [*found, *routing._ahead(seen, seen.layers, routers)]
+    uses, policies = routing._uses(seen, n_experts), routing._policies(seen, n_experts)
+    return [*routing._gates(seen), *uses, *policies, *routing._ahead(seen, seen.layers, routers)]
 
 
 def _papers(found: list[dict[str, Any]]) -> set[str]:
