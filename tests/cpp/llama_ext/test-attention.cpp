@@ -58,7 +58,7 @@ class operation {
         }
     }
 
-    bool is_ours() const { return ggml_cpu_attention(op_, 0, 0, 0, 0, nullptr, 0); }
+    bool is_ours() const { return shape_.is_flash && ggml_cpu_attention(op_, 0, 0, 0, 0, nullptr, 0); }
 
     floats compute(int n_threads) const { return floats_on_cpu(ctx(), op_, n_threads); }
 
@@ -173,7 +173,7 @@ TEST_CASE("sequences, windows, sinks and soft caps have ggml's bits") {
 
 TEST_CASE("without flash attention heads that share keys have ggml's bits") {
     for (const int64_t n_tokens : { 1, 3 }) {
-        for (const int64_t depth : { 64, 300, 512, 2048 }) {
+        for (const int64_t depth : { 64, 300, 1024 }) {
             for (shape s :
                  { shape{ F16, F16, 128, 128, 32, 4, n_tokens, depth },
                    shape{ F16, F16, 64, 64, 12, 4, n_tokens, depth }, shape{ F16, F16, 80, 80, 10, 2, n_tokens, depth },
