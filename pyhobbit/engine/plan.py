@@ -120,8 +120,6 @@ def open_session(
         plan = lay_out(path, config, model=set_model)
         config = replace(config, n_ctx=plan.info.n_ctx, n_batch=plan.n_batch)
         settings = {**config.overrides, **config.cache.settings(), "hobbit.process": plan.process}
-        if plan.head:
-            settings["hobbit.further"] = plan.head
         asked: dict[str, Any] = {"keep_going": on_loading, "aborted": aborted, "verbose": config.verbose}
         return Session(path, settings, one_sequence(config), set_model=set_model, **asked)
 
