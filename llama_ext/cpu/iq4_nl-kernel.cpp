@@ -8,10 +8,6 @@ namespace {
 
 using weights = weights_32<block_iq4_nl, 127, 240>;
 
-inline void unpack(weights & w, const row_lanes & rows, int64_t b, int64_t n_blocks) {
-    w.d = halves(scales_of(w, rows, b, n_blocks));
-}
-
 inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int) {
     unpack_by_table<weights>(*to, rows, offset + offsetof(block_iq4_nl, qs), kvalues_iq4nl);
 }

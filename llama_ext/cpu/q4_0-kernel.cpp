@@ -7,10 +7,6 @@ namespace {
 
 using weights = weights_32<block_q4_0, 8, 15>;
 
-inline void unpack(weights & w, const row_lanes & rows, int64_t b, int64_t n_blocks) {
-    w.d = halves(scales_of(w, rows, b, n_blocks));
-}
-
 inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int) {
     unpack_nibbles(*to, rows, offset + offsetof(block_q4_0, qs), [](int_lanes nibbles) { return nibbles; });
 }

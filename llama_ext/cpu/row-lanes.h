@@ -221,6 +221,12 @@ inline int_lanes scales_of(weights & w, const row_lanes & rows, int64_t b, int64
     return load_lanes(w.scales[b % w.N_SCALES]);
 }
 
+// For scales that are half floats; other types have an unpack of their own.
+template <typename block, int offset, int most>
+inline void unpack(weights_32<block, offset, most> & w, const row_lanes & rows, int64_t b, int64_t n_blocks) {
+    w.d = halves(scales_of(w, rows, b, n_blocks));
+}
+
 inline int_lanes look_up(__m128i table, int_lanes i) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
     return (int_lanes) _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (int_vector) i);
