@@ -10,21 +10,21 @@
 
 namespace {
 
-constexpr int     LANES   = GGML_F16_DOT_EPR;
-constexpr int     TWO     = 2;                     // rows of weights at once
-constexpr int     MOST    = 3;                     // rows of activations at once: sums stay in registers
-constexpr int     ROWS    = LANES;                 // rows of weights for which activations are converted
-constexpr int     AT_ONCE = 8;                     // rows of activations that are converted
-constexpr int64_t COLUMNS = 8 * GGML_F16_DOT_STEP; // that are converted: they stay in the first cache
+constexpr int     LANES       = GGML_F16_DOT_EPR;
+constexpr int     WEIGHT_ROWS = 2;                     // multiplied at once
+constexpr int     MOST_INPUTS = 3;                     // rows of activations multiplied at once: sums stay in registers
+constexpr int     ROWS        = LANES;                 // rows of weights for which activations are converted
+constexpr int     INPUT_BLOCK = 8;                     // rows of activations that are converted
+constexpr int64_t COLUMNS     = 8 * GGML_F16_DOT_STEP; // that are converted: they stay in the first cache
 
-using floats = float[COLUMNS];
-using sums   = __m512[GGML_F16_DOT_ARR];
+using sums = __m512[GGML_F16_DOT_ARR];
 
 struct block {
-    floats w[TWO], y[AT_ONCE];
-    sums   sum[AT_ONCE][ROWS]; // complete, the first vector has all
+    float w[WEIGHT_ROWS][COLUMNS], y[INPUT_BLOCK][COLUMNS];
+    sums  sum[INPUT_BLOCK][ROWS]; // complete, the first vector has all
 };
 
+// As ggml_cpu_fp16_to_fp32, inlined: its call took a sixth of the kernel's time.
 void convert(const void * from, int64_t n, float * to) {
     for (int64_t i = 0; i < n; i += LANES) {
         _mm512_storeu_ps(to + i, GGML_F16_DOT_VEC_LOAD((const ggml_fp16_t *) from + i, 0));
@@ -35,18 +35,20 @@ void convert(const void * from, int64_t n, float * to) {
 template <int T>
 void add_products(block & b, int row, int64_t x, int64_t n, bool is_first, bool is_last) {
     constexpr int N = GGML_F16_DOT_ARR;
-    __m512        sum[T][TWO][N];
-#pragma GCC unroll 24
-    for (int i = 0; i < T * TWO * N; i++) {
-        const sums & before                  = b.sum[row + i / N / TWO][x + i / N % TWO];
-        sum[i / N / TWO][i / N % TWO][i % N] = is_first ? _mm512_setzero_ps() : before[i % N];
+    __m512        sum[T][WEIGHT_ROWS][N];
+    for (int t = 0; t < T; t++) {
+        for (int k = 0; k < WEIGHT_ROWS; k++) {
+            for (int j = 0; j < N; j++) {
+                sum[t][k][j] = is_first ? _mm512_setzero_ps() : b.sum[row + t][x + k][j];
+            }
+        }
     }
     for (int64_t i = 0; i < n; i += N * LANES) {
 #pragma GCC unroll 4
         for (int j = 0; j < N; j++) {
-            __m512 w[TWO];
+            __m512 w[WEIGHT_ROWS];
 #pragma GCC unroll 2
-            for (int k = 0; k < TWO; k++) {
+            for (int k = 0; k < WEIGHT_ROWS; k++) {
                 w[k] = _mm512_loadu_ps(b.w[k] + i + j * LANES);
                 asm("" : "+v"(w[k])); // else GCC loads it again for each row
             }
@@ -55,22 +57,20 @@ void add_products(block & b, int row, int64_t x, int64_t n, bool is_first, bool 
                 __m512 y = _mm512_loadu_ps(b.y[row + t] + i + j * LANES);
                 asm("" : "+v"(y));
 #pragma GCC unroll 2
-                for (int k = 0; k < TWO; k++) {
+                for (int k = 0; k < WEIGHT_ROWS; k++) {
                     sum[t][k][j] = _mm512_fmadd_ps(w[k], y, sum[t][k][j]);
                 }
             }
         }
     }
-#pragma GCC unroll 6
-    for (int i = 0; i < T * TWO; i++) {
-        __m512 * from = sum[i / TWO][i % TWO];
-        sums &   to   = b.sum[row + i / TWO][x + i % TWO];
-        if (is_last) {
-            to[0] = (from[0] + from[2]) + (from[1] + from[3]);
-        } else {
-#pragma GCC unroll 4
-            for (int j = 0; j < N; j++) {
-                to[j] = from[j];
+    for (int t = 0; t < T; t++) {
+        for (int k = 0; k < WEIGHT_ROWS; k++) {
+            sums & to = b.sum[row + t][x + k];
+            for (int j = 0; j < N && !is_last; j++) {
+                to[j] = sum[t][k][j];
+            }
+            if (is_last) {
+                to[0] = (sum[t][k][0] + sum[t][k][2]) + (sum[t][k][1] + sum[t][k][3]);
             }
         }
     }
@@ -98,12 +98,12 @@ __m512 add_lanes(const sums * rows) {
     return x[0];
 }
 
-// Adds the products of columns, and of at most ROWS rows of weights and AT_ONCE converted rows of activations. `next`:
-// bytes from a row to what will be read thereafter.
+// Adds the products of columns, and of at most ROWS rows of weights and INPUT_BLOCK converted rows of activations.
+// `next`: bytes from a row to what will be read thereafter.
 void add_rows(block & b, const char * vx, size_t bx, ptrdiff_t next, int nr, int64_t nc, int64_t n, bool is_first,
               bool is_last) {
-    for (int64_t x = 0; x < nc; x += TWO) {
-        for (int k = 0; k < TWO; k++) {
+    for (int64_t x = 0; x < nc; x += WEIGHT_ROWS) {
+        for (int k = 0; k < WEIGHT_ROWS; k++) {
             const char * row = vx + std::min(x + k, nc - 1) * bx;
             convert(row, n, b.w[k]);
             for (int64_t i = 0; i < n; i += 64 / sizeof(ggml_fp16_t)) {
@@ -111,8 +111,8 @@ void add_rows(block & b, const char * vx, size_t bx, ptrdiff_t next, int nr, int
             }
         }
         int row = 0;
-        for (; row + MOST <= nr; row += MOST) {
-            add_products<MOST>(b, row, x, n, is_first, is_last);
+        for (; row + MOST_INPUTS <= nr; row += MOST_INPUTS) {
+            add_products<MOST_INPUTS>(b, row, x, n, is_first, is_last);
         }
         if (nr - row == 2) {
             add_products<2>(b, row, x, n, is_first, is_last);
@@ -122,7 +122,6 @@ void add_rows(block & b, const char * vx, size_t bx, ptrdiff_t next, int nr, int
     }
 }
 
-// Products of at most AT_ONCE rows of activations.
 void multiply_rows(int64_t n, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr,
                    int64_t nc) {
     block b;
@@ -146,13 +145,16 @@ void multiply_rows(int64_t n, float * const * s, const char * vx, size_t bx, con
 }
 
 void multiply(int64_t n, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr, int64_t nc) {
-    for (int i = 0; i < nr && n % GGML_F16_DOT_STEP != 0; i++) {
+    if (n % GGML_F16_DOT_STEP == 0) {
+        for (int i = 0; i < nr; i += INPUT_BLOCK) {
+            multiply_rows(n, s + i, vx, bx, vy + i, std::min(INPUT_BLOCK, nr - i), nc);
+        }
+        return;
+    }
+    for (int i = 0; i < nr; i++) {
         for (int64_t x = 0; x < nc; x++) {
             ggml_vec_dot_f16(int(n), s[i] + x, 0, (ggml_fp16_t *) (vx + x * bx), 0, (ggml_fp16_t *) vy[i], 0, 1);
         }
-    }
-    for (int i = 0; i < nr && n % GGML_F16_DOT_STEP == 0; i += AT_ONCE) {
-        multiply_rows(n, s + i, vx, bx, vy + i, std::min(AT_ONCE, nr - i), nc);
     }
 }
 
