@@ -140,10 +140,10 @@ registered_setting::registered_setting(const hobbit_setting_spec & row, check_fu
     all_registrations().others[key_] = { row, fails };
 }
 
-status registered_setting::check(const setting_values & values, const engine_facts & facts) {
+status registered_setting::check(const setting_values & values, bool is_apart) {
     for (const auto & [key, row] : all_registrations().others) {
         if (row.second && values.number(key) != std::strtod(row.first.default_value, nullptr)) {
-            HOBBIT_TRY(row.second(facts));
+            HOBBIT_TRY(row.second(values, is_apart));
         }
     }
     return {};

@@ -77,20 +77,15 @@ class setting_values {
     std::map<std::string, entry> entries_; // [key]
 };
 
-// The facts that a registered setting may depend on; they are known once the layers are placed.
-struct engine_facts {
-    bool cpu_shares; // hobbit.mode lets the CPU compute some of a GPU's experts
-    bool predicts;   // hobbit.prefetch is above 0
-};
-
 // A number or flag of a mechanism. An object of static storage, whose row comes behind the first ones, in the order of
 // keys.
 //
 // Thread-safety: constant once main() runs.
 class registered_setting {
   public:
-    // Fails with what the user can do. Called for values other than the default.
-    using check_function = status (*)(const engine_facts &);
+    // Fails with what the user can do. Called for values other than the default, once the layers are placed. is_apart:
+    // a device with memory of its own computes experts.
+    using check_function = status (*)(const setting_values & values, bool is_apart);
 
     // `row` must not be stored in files. The check may be null.
     explicit registered_setting(const hobbit_setting_spec & row, check_function fails = nullptr);
@@ -98,7 +93,7 @@ class registered_setting {
     double of(const setting_values & values) const { return values.number(key_); }
 
     // The first check that fails.
-    static status check(const setting_values & values, const engine_facts & facts);
+    static status check(const setting_values & values, bool is_apart);
 
   private:
     const std::string key_;

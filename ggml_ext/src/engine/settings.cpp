@@ -472,8 +472,7 @@ status settings::check_placed(bool is_apart) const {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
     }
-    return registered_setting::check(values_,
-                                     { is_apart && mode() != compute_mode::gpu, count("hobbit.prefetch") > 0 });
+    return registered_setting::check(values_, is_apart);
 }
 
 } // namespace hobbit

@@ -6,8 +6,8 @@
 
 namespace hobbit {
 
-inline status check_early(const engine_facts & facts) {
-    return facts.cpu_shares && facts.predicts
+inline status check_early(const setting_values & values, bool is_apart) {
+    return is_apart && values.text("hobbit.mode") != "gpu" && values.number("hobbit.prefetch") > 0
                ? status()
                : status::error("hobbit.early lets the CPU compute experts that are predicted: name a GPU with "
                                "hobbit.device, and leave hobbit.mode and hobbit.prefetch at their defaults");
