@@ -111,10 +111,7 @@ expert_stream::work expert_stream::begin(const stage & st, const running_layer &
     work w = { st, layer, on, {} };
     w.todo.swap(held_);
     w.n_pinned           = w.todo.size();
-    const auto is_pinned = [&](const planned_use * use) {
-        const auto end = w.todo.begin() + ptrdiff_t(w.n_pinned);
-        return std::find(w.todo.begin(), end, use) != end;
-    };
+    const auto is_pinned = [&](const planned_use * use) { return std::count(w.todo.begin(), w.todo.end(), use) > 0; };
     for (const planned_use & use : layer.plan.uses) {
         if (!is_elsewhere(use) && !is_pinned(&use)) {
             w.todo.push_back(&use);
@@ -128,7 +125,9 @@ expert_stream::work expert_stream::begin(const stage & st, const running_layer &
 
 status expert_stream::run_todo(work & w) {
     bool rest_is_due = w.layer.done != index_.layer(w.layer.routing.layer).parts;
-    HOBBIT_TRY(w.todo.empty() && rest_is_due ? begin_rest(w) : status()); // nothing is left to compute here
+    if (w.todo.empty() && rest_is_due) { // nothing is left to compute here
+        HOBBIT_TRY(begin_rest(w));
+    }
     while (!w.todo.empty()) {
         pin(w);
         if (w.n_pinned == 0) { // the device reads, or has read, what has the slots
@@ -213,7 +212,9 @@ status expert_stream::run_arrived(work & w, bool slots_are_short) {
 }
 
 status expert_stream::add_products(const work & w, const std::vector<const planned_use *> & uses) {
-    HOBBIT_TRY(w.layer.ahead ? w.layer.ahead->launch_missing(w.layer.routing, uses, w.on.device) : status());
+    if (w.layer.ahead) {
+        HOBBIT_TRY(w.layer.ahead->launch_missing(w.layer.routing, uses, w.on.device));
+    }
     for (const ggml_tensor * matmul : w.st.matmuls) {
         HOBBIT_TRY(products_.add(matmul, w.layer.routing, uses, w.on.device));
     }

@@ -173,11 +173,9 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
         return {};
     }
     if (layer_.ids && !layer_.is_ended) { // the graph has another layer
-        const status s = end_layer(last, on);
+        const status ended = end_layer(last, on);
         stream_.release(on.device); // a layer may end in another graph
-        if (!s.ok()) {
-            return s;
-        }
+        HOBBIT_TRY(ended);
     }
     layer_         = {};
     layer_.section = section_at(graph, first);
