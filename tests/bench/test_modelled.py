@@ -48,6 +48,15 @@ def test_a_price_that_is_unknown_is_named(tmp_path: Path) -> None:
         devices.read_prices("4090")
 
 
+def test_a_build_without_tests_is_told_which_one_to_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(devices, "LIBRARY", tmp_path / "libmodelled-time.so")
+    assert compare.main(["--prices", "4090-ddr5", "--shape", "tiny"]) == 1
+    told = f"compare: there is no {devices.LIBRARY}; run 'make build' in {models.ROOT}\n"
+    assert capsys.readouterr().err == told
+
+
 def _lru_hits(chosen: NDArray[np.int32], capacity: int, warm_up: int) -> float:
     n_hits = n_uses = 0
     for layer in range(chosen.shape[1]):
