@@ -12,7 +12,6 @@ import numpy as np
 
 from bench.analysis import figures
 from bench.analysis.part import Figure, Run, by_layer, figure, table
-from bench.harness.trace import uses_of
 from pyhobbit.engine.engine import Engine
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.router import Router
@@ -21,7 +20,7 @@ from pyhobbit.quality.calibration import profile, routes
 from pyhobbit.quality.report import placement_hits
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.rules import unimportance
-from pyhobbit.routing.trace import BELADY, Simulation, policy_names, read_trace, simulate
+from pyhobbit.routing.trace import BELADY, Simulation, policy_names, read_trace, simulate, use_rates
 from pyhobbit.settings.config import SamplingConfig
 from pyhobbit.settings.papers import PAPERS
 from pyhobbit.settings.table import OPTIONS
@@ -83,7 +82,9 @@ def _uses(seen: Observations, n_experts: int) -> Iterator[Figure]:
     places, label = (some + 1) / len(of_paths), "share of the paths, the most frequent first"
     series = {"tokens": of_paths[some]}
     yield figure("lines", "EdgeMoE Fig. 4", title, x=places, series=series, x_label=label)
-    uses = uses_of(seen.experts, n_experts)
+    n_layers = seen.layers[-1] + 1
+    counts = use_rates(routes(seen, slice(None)), n_layers, n_experts, 1)
+    uses = np.reshape(counts, (n_layers, n_experts))[seen.layers]
     hits = [(share, *placement_hits(uses, share)) for share in (56 / 256, 125 / 256)]
     title = "uses by the most used; hits of the most used, random and least used: " + "; ".join(
         f"{n:.0%} placed: {best:.1%}, {n:.1%}, {worst:.1%}" for n, best, worst in hits
@@ -189,10 +190,9 @@ def answers(run: Run) -> list[Figure]:
         found = read_trace(trace)
     for number in np.unique(found.routes["sequence"]):
         of = found.routes[found.routes["sequence"] == number]
-        expert = of["layer"] * found.n_experts + of["expert"]
-        parts = (expert[of["counted"] == counted] for counted in (0, 1))
-        uses = [np.bincount(part, minlength=found.n_layers * found.n_experts) for part in parts]
-        cosines.append(figures.alike(*(each.reshape(found.n_layers, -1) for each in uses)))
+        parts = (of[of["counted"] == counted] for counted in (0, 1))
+        uses = [use_rates(part, found.n_layers, found.n_experts, 1) for part in parts]
+        cosines.append(figures.alike(*(np.reshape(each, (found.n_layers, -1)) for each in uses)))
     if not cosines:
         raise HobbitError("the model gave no answer to any part of the text")
     mean = np.nanmean(cosines, axis=0)

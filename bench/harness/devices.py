@@ -169,8 +169,9 @@ class Modelled(Device):
         measured = slice(self.n_before(config), self.n_before(config) + config.n_tokens)
         others = np.delete(self._routing(config), measured, axis=0)
         experts = others[:, np.flatnonzero(experts_of(config.model))]
-        n_experts = trace.moe_shape(config.model).n_experts
-        return (1 + trace.uses_of(experts, n_experts)).ravel().tolist()
+        n_layers, n_experts = experts.shape[1], trace.moe_shape(config.model).n_experts
+        places = np.arange(n_layers)[:, None] * n_experts + experts
+        return (1 + np.bincount(places.ravel(), minlength=n_layers * n_experts)).tolist()
 
     def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Iterator[Record]:
         if not (path := folder / "routing.npz").exists():

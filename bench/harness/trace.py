@@ -59,11 +59,6 @@ def sweep(shape: MoeShape) -> NDArray[np.int32]:
     return np.repeat(experts, shape.n_layers, axis=1)
 
 
-def uses_of(experts: NDArray[np.integer], n_experts: int) -> NDArray[np.integer]:
-    """How often each expert of each layer occurs in experts [T, L, K]: [L, E]."""
-    return np.stack([np.bincount(of[of >= 0], minlength=n_experts) for of in experts.swapaxes(0, 1)])
-
-
 def seeded_routing(shape: MoeShape, n_tokens: int, n_further: int = 0) -> NDArray[np.int32]:
     """[tokens, layers, used]: preferred experts, of which those of the last tokens return more often.
 
