@@ -6,23 +6,13 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
-const lock_listener * modelled_locks = nullptr; // set before the threads that matter begin
+static constexpr lock_listener nobody = { [](const void *, bool) {}, [](const void *) {} };
+
+const lock_listener * modelled_locks = &nobody; // set before the threads that matter begin
 
 template <typename F>
 static F * next(const char * name) {
     return reinterpret_cast<F *>(dlsym(RTLD_NEXT, name));
-}
-
-static void acquired(const void * lock) {
-    if (modelled_locks) {
-        modelled_locks->acquired(lock);
-    }
-}
-
-static void releasing(const void * lock) {
-    if (modelled_locks) {
-        modelled_locks->releasing(lock);
-    }
 }
 
 //
@@ -35,11 +25,11 @@ struct beginning {
 };
 
 static void * begin(void * given) {
-    acquired(given);
+    modelled_locks->acquired(given, true);
     const beginning own = *static_cast<beginning *>(given);
     delete static_cast<beginning *>(given);
     void * result = own.run(own.argument);
-    releasing(reinterpret_cast<const void *>(pthread_self()));
+    modelled_locks->releasing(reinterpret_cast<const void *>(pthread_self()));
     return result;
 }
 
@@ -48,7 +38,7 @@ extern "C" {
 int pthread_create(pthread_t * thread, const pthread_attr_t * attributes, void * (*run)(void *), void * argument) {
     static const auto real = next<decltype(pthread_create)>("pthread_create");
     auto *            made = new beginning{ run, argument };
-    releasing(made);
+    modelled_locks->releasing(made);
     return real(thread, attributes, begin, made);
 }
 
@@ -56,7 +46,7 @@ int pthread_join(pthread_t thread, void ** result) {
     static const auto real = next<decltype(pthread_join)>("pthread_join");
     const int         code = real(thread, result);
     if (code == 0) {
-        acquired(reinterpret_cast<const void *>(thread));
+        modelled_locks->acquired(reinterpret_cast<const void *>(thread), true);
     }
     return code;
 }
@@ -68,7 +58,7 @@ int pthread_join(pthread_t thread, void ** result) {
 int pthread_mutex_lock(pthread_mutex_t * mutex) {
     static const auto real = next<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
     const int         code = real(mutex);
-    acquired(mutex);
+    modelled_locks->acquired(mutex, false);
     return code;
 }
 
@@ -76,39 +66,39 @@ int pthread_mutex_trylock(pthread_mutex_t * mutex) {
     static const auto real = next<decltype(pthread_mutex_trylock)>("pthread_mutex_trylock");
     const int         code = real(mutex);
     if (code == 0) {
-        acquired(mutex);
+        modelled_locks->acquired(mutex, false);
     }
     return code;
 }
 
 int pthread_mutex_unlock(pthread_mutex_t * mutex) {
     static const auto real = next<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
-    releasing(mutex);
+    modelled_locks->releasing(mutex);
     return real(mutex);
 }
 
 int pthread_cond_wait(pthread_cond_t * condition, pthread_mutex_t * mutex) {
     static const auto real = next<decltype(pthread_cond_wait)>("pthread_cond_wait");
-    releasing(mutex);
+    modelled_locks->releasing(mutex);
     const int code = real(condition, mutex);
-    acquired(mutex);
+    modelled_locks->acquired(mutex, false);
     return code;
 }
 
 int pthread_cond_timedwait(pthread_cond_t * condition, pthread_mutex_t * mutex, const timespec * time) {
     static const auto real = next<decltype(pthread_cond_timedwait)>("pthread_cond_timedwait");
-    releasing(mutex);
+    modelled_locks->releasing(mutex);
     const int code = real(condition, mutex, time);
-    acquired(mutex);
+    modelled_locks->acquired(mutex, false);
     return code;
 }
 
 int pthread_cond_clockwait(pthread_cond_t * condition, pthread_mutex_t * mutex, clockid_t clock,
                            const timespec * time) {
     static const auto real = next<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
-    releasing(mutex);
+    modelled_locks->releasing(mutex);
     const int code = real(condition, mutex, clock, time);
-    acquired(mutex);
+    modelled_locks->acquired(mutex, false);
     return code;
 }
 

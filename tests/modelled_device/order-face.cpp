@@ -192,7 +192,12 @@ class order_face : public device_observer {
     }
 
     // Between threads of the host.
-    void acquire(const vector_clock & clock) { thread().clock.join(clock); }
+    void acquire(const void * lock, bool is_last) {
+        thread().clock.join(locks_[lock]);
+        if (is_last) {
+            locks_.erase(lock);
+        }
+    }
 
     // The thread gives away its past. Its future is not part of that.
     vector_clock release() {
@@ -397,9 +402,9 @@ static bool is_own(const void * lock) {
 }
 
 static const lock_listener listener = {
-    [](const void * lock) {
+    [](const void * lock, bool is_last) {
         if (!is_own(lock)) {
-            locked([&] { face->acquire(face->lock(lock)); });
+            locked([&] { face->acquire(lock, is_last); });
         }
     },
     [](const void * lock) { // it knew the past of those who had the lock before
