@@ -25,7 +25,6 @@ from pyhobbit.settings.config import SamplingConfig
 from pyhobbit.settings.papers import PAPERS
 from pyhobbit.settings.table import OPTIONS
 
-CONFIDENT = 0.7  # MoBiLE keeps a token that is more probable
 T1, T2 = (PAPERS["hobbit"].settings[name] for name in ("t1", "t2"))
 CAPACITIES = (0.1, 0.25, 0.5)
 _MAX_INPUT_BYTES = 256 << 20  # bytes of routers' inputs
@@ -49,7 +48,6 @@ def routing(run: Run) -> list[Figure]:
     values = {
         "tokens": len(seen.sequences),
         "perplexity, all high": evaluate.perplexity(reference, chunks),
-        f"tokens whose best probability is above {CONFIDENT}": evaluate.confident_share(reference, CONFIDENT),
         "experts of a token, and of a layer": f"{seen.experts.shape[2]} of {run.file.n_experts}",
     }
     rows = [{"what": name, "value": value} for name, value in values.items()]

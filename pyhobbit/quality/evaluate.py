@@ -350,12 +350,6 @@ def upper_bound(values: Sequence[float]) -> float:
     return float(np.mean(values) + t * np.std(values, ddof=1) / math.sqrt(n + 1))
 
 
-def confident_share(logits: np.ndarray, above: float) -> float:
-    """Share of tokens with a successor more probable than `above`; logits [n_chunks, n_scored, n_vocab]."""
-    best = [found.max(axis=-1) for of in logits for _, found in _log_softmax_blocks(of)]
-    return float(np.mean(np.concatenate(best) > math.log(above)))
-
-
 def _log_softmax_blocks(logits: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Some rows at a time, for the memory."""
     n_rows, n_vocab = logits.shape

@@ -74,12 +74,6 @@ def test_perplexity_of_an_even_guess_is_the_size_of_the_vocabulary() -> None:
     assert evaluate.perplexity(logits, [chunk, chunk]) == pytest.approx(8)
 
 
-def test_a_token_is_confident_above_the_bar() -> None:
-    logits = np.log(np.array([[[0.6, 0.4], [0.8, 0.2]], [[0.1, 0.9], [0.5, 0.5]]], np.float32))
-    assert evaluate.confident_share(logits, 0.7) == 0.5
-    assert evaluate.confident_share(logits, 0.95) == 0
-
-
 def test_a_large_reference_lies_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "_MEMORY_FLOATS", 23)
     array = evaluate._large_array((2, 3, 4))
