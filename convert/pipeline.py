@@ -14,10 +14,10 @@ from gguf import GGUFValueType
 from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
-from pyhobbit.convert.drop_high import drop_high
 from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
 from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
+from pyhobbit.convert.partial import SUFFIX, check_drop_high, drop_high
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, Recipe, make_plan
 from pyhobbit.convert.read import check_routed, read_model
 from pyhobbit.convert.write import NotFiniteError, Progress, verify_output, write_output
@@ -26,6 +26,7 @@ from pyhobbit.model import tiers
 from pyhobbit.model.disk_room import check_room
 from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, pack_header, scalar_entry, tensor_nbytes
+from pyhobbit.model.model_file import opened_info
 from pyhobbit.model.quantize import GgmlType, type_by_name
 from pyhobbit.native.files import atomic_output, temporary_file
 from pyhobbit.settings.config import CacheConfig, format_size
@@ -41,7 +42,7 @@ def convert(options: Options) -> Path | None:
     output = _output_path(options)
     try:
         if options.drop_high is not None:
-            return _convert_partial(options, output)
+            return _drop_high(options, output, options.drop_high)
         if options.model.is_dir():
             return _convert_checkpoint(options, output)
         return _convert_gguf(options, output, read_model(options.model, stacks=not options.sidecar))
@@ -66,7 +67,7 @@ def _check_options(options: Options) -> None:
             raise HobbitError("--low-from takes the low tier as it is: drop --low and --imatrix")
         if options.model.is_dir():
             raise HobbitError("--low-from adds to a GGUF, but MODEL is a folder: convert it to a GGUF first")
-    _check_drop_high(options)
+    check_drop_high(options)
     if options.threads < 1:
         raise HobbitError(f"--threads {options.threads}: at least 1 is needed")
     if options.sidecar and options.model.is_dir():
@@ -75,21 +76,6 @@ def _check_options(options: Options) -> None:
         raise HobbitError("--sidecar keeps a model's experts, and --split its floats: drop --high")
     if options.split and not options.model.is_dir():
         raise HobbitError("--split is for a checkpoint, and MODEL is a GGUF: --sidecar adds a tier to it")
-
-
-def _check_drop_high(options: Options) -> None:
-    """Raises HobbitError for what it cannot be combined with."""
-    if options.drop_high is None:
-        return
-    given = {"--low": options.low, "--low-from": options.low_from, "--high": options.high}
-    given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
-    given |= {"t1": options.t1 is not None, "t2": options.t2 is not None}
-    if names := [name for name, value in given.items() if value]:
-        raise HobbitError(f"drop_high leaves types and thresholds as they are: drop {names[0]}")
-    if isinstance(options.drop_high, float) and not 0 < options.drop_high < 1:
-        raise HobbitError(f"drop_high {options.drop_high:g}: give a share above 0 and below 1")
-    if options.model.is_dir():
-        raise HobbitError("drop_high needs a file with two tiers, but MODEL is a folder: convert it first")
 
 
 def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | None = None) -> Recipe:
@@ -165,7 +151,7 @@ def _default_output(model: Path, options: Options) -> Path:
         raise HobbitError(f"{model} is no model: name a GGUF file or the folder of a checkpoint")
     if options.sidecar:
         return sidecar_path(model)
-    suffix = "" if options.split else "-hobbit" if options.drop_high is None else "-partial"
+    suffix = "" if options.split else "-hobbit" if options.drop_high is None else SUFFIX
     return model.with_name(f"{model_stem(model)}{suffix}.gguf")
 
 
@@ -239,20 +225,15 @@ def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | Non
     return output
 
 
-def _convert_partial(options: Options, output: Path) -> Path | None:
+def _drop_high(options: Options, output: Path, share: float | str) -> Path | None:
     """All is copied: the calibration beside the model says what is left out."""
-    share = options.drop_high if isinstance(options.drop_high, float) else None
     dropped = drop_high(options.model, share)
-    what_is_lost = (
-        f"{dropped.n_kept} of {dropped.n_experts} experts have a high version; the divergences of the others "
-        f"add up to {dropped.divergence:.2g} nats"
-    )
     if options.dry_run:
-        _print_plan(dropped.plan, output, _output_bytes(dropped.plan, dropped.metadata), None, [what_is_lost])
+        _print_plan(dropped.plan, output, _output_bytes(dropped.plan, dropped.metadata), None, [dropped.loss])
         return None
     _write(options, output, dropped.plan, dropped.metadata, {})
     remaining = output.stat().st_size / options.model.stat().st_size
-    _report(options, output, f"{remaining:.0%} of {options.model}\n{what_is_lost}")
+    _report(options, output, f"{remaining:.0%} of {options.model}\n{dropped.loss}")
     return output
 
 
@@ -270,6 +251,8 @@ def _write(
             written = write_output(temporary, plan, metadata, imatrix, options.threads, progress)
         with _progress("verifying", sum(piece.size for piece in written)) as progress:
             verify_output(temporary, plan, written, options.threads, progress)
+        if options.drop_high is not None:  # the engine may lack this version of the format
+            opened_info(temporary, {"hobbit.enable": True, "hobbit.calibrated": False})
 
 
 def _report(options: Options, output: Path, summary: str) -> None:

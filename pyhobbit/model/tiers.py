@@ -19,11 +19,8 @@ from pyhobbit.model.gguf_file import (
 )
 from pyhobbit.model.quantize import GgmlType, type_by_name
 
-FORMAT_VERSION = 1
-PARTIAL_VERSION = 3  # version of a file whose high tier lacks experts
 ALIGNMENT = 4096
 HIGH, LOW = "high", "low"
-_COMPLETE, _PARTIAL = "complete", "partial"
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 
 _PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
@@ -101,46 +98,35 @@ def low_type_like(wanted: GgmlType, tensor: TensorInfo, high: GgmlType) -> GgmlT
     return (finer[-1:] or usable[:1] or [high])[0]
 
 
-def group_key(part: Part, tier: str, group: int) -> str:
-    """The key that lists a group's experts."""
-    return f"hobbit.tier.{tier}.blk.{part.layer}.{part.name}.{group}.experts"
-
-
-def tier_metadata(partial: bool = False) -> list[KeyValue]:
-    """Keys of a file with both tiers, or of a sidecar, but for groups. partial: the high lacks experts."""
-    version = PARTIAL_VERSION if partial else FORMAT_VERSION
-    entries = [
+def tier_metadata(version: int = 1, high: str = "complete", *own: KeyValue) -> list[KeyValue]:
+    """Keys of a file with both tiers or of a sidecar, but for groups. high: its kind.  own: the version's."""
+    return [
         scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
         strings_entry("hobbit.tiers", [HIGH, LOW]),
+        *own,
+        string_entry(f"hobbit.tier.{HIGH}.kind", high),
+        string_entry(f"hobbit.tier.{LOW}.kind", "complete"),
     ]
-    if partial:
-        entries.append(string_entry("hobbit.base_tier", LOW))
-    entries.append(string_entry(f"hobbit.tier.{HIGH}.kind", _PARTIAL if partial else _COMPLETE))
-    return [*entries, string_entry(f"hobbit.tier.{LOW}.kind", _COMPLETE)]
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """A model's tiers, the best first. plain: named as llama.cpp does.  partial: those that lack experts."""
+    """A model's tiers, the best first. plain: named as llama.cpp does."""
 
     names: tuple[str, ...]
     plain: str
-    partial: tuple[str, ...] = ()
 
     def of(self, tensor_name: str) -> str | None:
         """The tier that a tensor belongs to; None for resident ones, and for experts that no tier uses."""
-        if routed_part(tensor_name):
-            return self.plain
         match = _TIERED.fullmatch(tensor_name)
-        is_named = match and match[3] in self.names and match[3] != self.plain
-        return match[3] if match and is_named else None
+        if match and match[3] in self.names and match[3] != self.plain:
+            return match[3]
+        return self.plain if routed_part(tensor_name) else None
 
 
 def read_tiers(file: GgufFile) -> Tiers:
     """Reads the tiers of a model's first file or sidecar. The engine refuses a file that declares others."""
-    names = file.get("hobbit.tiers", [HIGH])
-    partial = tuple(name for name in names if file.get(f"hobbit.tier.{name}.kind", _COMPLETE) == _PARTIAL)
-    return Tiers(tuple(names), file.get("hobbit.base_tier", HIGH), partial)
+    return Tiers(tuple(file.get("hobbit.tiers", [HIGH])), file.get("hobbit.base_tier", HIGH))
 
 
 def alignment_entry() -> KeyValue:

@@ -10,8 +10,8 @@ import pytest
 from convert_fixtures import N_EXPERT, N_LAYER, PARTS, ROUTED, run_converter, tensor_bytes, write_moe
 from gguf import GGUFWriter
 
-from pyhobbit.convert.drop_high import drop_high
 from pyhobbit.convert.options import Options
+from pyhobbit.convert.partial import drop_high
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
@@ -81,7 +81,7 @@ def test_the_keys_say_what_is_there(two_tiers: Path) -> None:
     assert {k: v for k, v in before.items() if not k.startswith(own)} == {
         k: v for k, v in found.items() if not k.startswith(own)
     }
-    assert read_tiers(output).partial == ("high",)
+    assert read_tiers(output).plain == "low"
 
 
 def test_the_smaller_file_is_described(two_tiers: Path) -> None:
@@ -152,6 +152,16 @@ def test_dry_run_writes_nothing(two_tiers: Path, capsys: pytest.CaptureFixture[s
 #
 # refused
 #
+
+
+def test_a_file_that_the_engine_does_not_read_is_not_left(
+    two_tiers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(two_tiers.parent.iterdir())
+    monkeypatch.setattr("pyhobbit.convert.partial._VERSION", 9)
+    with pytest.raises(HobbitError, match="is of hobbit format version 9, this program reads"):
+        convert(Options(two_tiers, drop_high=0.5))
+    assert sorted(two_tiers.parent.iterdir()) == before
 
 
 def test_without_divergences_the_command_is_named(two_tiers: Path) -> None:

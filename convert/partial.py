@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A file without the high versions of the experts that low precision hurts least (EdgeMoE, III-B)."""
+"""A file without the high versions of the experts that low precision hurts least (EdgeMoE, III-B).
+
+No other module knows the version of the format in which the high tier is partial.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,63 +10,74 @@ from pathlib import Path
 
 from gguf.constants import GGUFValueType
 
+from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, placed
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import GgufFile, KeyValue, numbers_entry, read_gguf
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, numbers_entry, read_gguf, string_entry
 from pyhobbit.model.model_file import opened_info
-from pyhobbit.model.tiers import (
-    HIGH,
-    LOW,
-    group_key,
-    read_tiers,
-    routed_part,
-    tier_metadata,
-    tier_tensor_name,
-)
+from pyhobbit.model.tiers import HIGH, LOW, read_tiers, routed_part, tier_metadata, tier_tensor_name
 
+SUFFIX = "-partial"  # end of the name of the output
+_VERSION = 3
+_KIND = "partial"
+_BASE = string_entry("hobbit.base_tier", LOW)
+_EXPERTS = f"hobbit.tier.{HIGH}.blk.{{}}.{{}}.0.experts"  # key of a layer and part
 _Expert = tuple[int, int]  # layer, number
 _OWN_KEYS = ("hobbit.version", "hobbit.tiers", "hobbit.base_tier", "hobbit.tier.")
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """The output, and the experts with a high version. divergence: of the others, summed, in nats."""
+    """The output. loss: what it lacks, for people."""
 
     plan: Plan
     metadata: list[KeyValue]
-    n_kept: int
-    n_experts: int
-    divergence: float
+    loss: str
 
 
-def drop_high(path: Path, share: float | None) -> Dropped:
+def check_drop_high(options: Options) -> None:
+    """Raises HobbitError for what it cannot be combined with."""
+    if options.drop_high is None:
+        return
+    given = {"--low": options.low, "--low-from": options.low_from, "--high": options.high}
+    given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
+    given |= {"t1": options.t1 is not None, "t2": options.t2 is not None}
+    if names := [name for name, value in given.items() if value]:
+        raise HobbitError(f"drop_high leaves types and thresholds as they are: drop {names[0]}")
+    if isinstance(options.drop_high, float) and not 0 < options.drop_high < 1:
+        raise HobbitError(f"drop_high {options.drop_high:g}: give a share above 0 and below 1")
+    if options.model.is_dir():
+        raise HobbitError("drop_high needs a file with two tiers, but MODEL is a folder: convert it first")
+
+
+def drop_high(path: Path, share: float | str) -> Dropped:
     """Plans the two-tier file `path` without `share` of its high versions, those with the least divergence
-    in its calibration. None: those that static widths keep low within the calibration's limit.
+    in its calibration. A text: those that static widths keep low within the calibration's limit.
 
     Raises HobbitError.
     """
     model = _Experts(read_gguf(path))
     divergences, price = _calibration(model)
-    if share is None:
+    if isinstance(share, str):
         dropped = _within_limit(model, divergences, price)
     else:
         dropped = _least_sensitive(model, divergences, share)
+    divergence = sum(divergences[model.places[expert]] for expert in dropped)
     kept: dict[int, list[int]] = {}
     for layer, expert in sorted(model.places.keys() - set(dropped)):
         kept.setdefault(layer, []).append(expert)
     own = [entry for key, entry in model.file.metadata.items() if not key.startswith(_OWN_KEYS)]
     groups = [
-        numbers_entry(group_key(part, HIGH, 0), GGUFValueType.INT32, kept[part.layer])
+        numbers_entry(_EXPERTS.format(part.layer, part.name), GGUFValueType.INT32, kept[part.layer])
         for part in model.high
         if part.layer in kept
     ]
     return Dropped(
         plan=_plan(model, kept),
-        metadata=[*own, *tier_metadata(partial=True), *groups],
-        n_kept=len(model.places) - len(dropped),
-        n_experts=len(model.places),
-        divergence=sum(divergences[model.places[expert]] for expert in dropped),
+        metadata=[*own, *tier_metadata(_VERSION, _KIND, _BASE), *groups],
+        loss=f"{len(model.places) - len(dropped)} of {len(model.places)} experts have a high version; the "
+        f"divergences of the others add up to {divergence:.2g} nats",
     )
 
 
@@ -81,7 +95,7 @@ class _Experts:
                 f"drop_high needs one file with two tiers, and {path} is none: make it with "
                 f"pyhobbit convert --low TYPE MODEL"
             )
-        if tiers.partial:
+        if tiers.plain != HIGH:
             raise HobbitError(f"{path} has some experts alone in high: drop_high needs two complete tiers")
         routed = {part: tensor for tensor in file.tensors if (part := routed_part(tensor.name))}
         opened_info(path, {"hobbit.enable": True, "hobbit.calibrated": False})  # refuses damaged tiers
