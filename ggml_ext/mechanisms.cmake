@@ -3,6 +3,7 @@
 # and tests/mechanisms/NAME. To remove one, delete both folders and its line.
 set(HOBBIT_MECHANISMS
     early
+    partial
     paths
     placement
     replacement

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "convert")]
+sys.path.insert(0, str(HERE.parent))
 
 import convert_fixtures  # noqa: E402
 import models  # noqa: E402

@@ -32,12 +32,11 @@ slot_classes expert_cache::classes(tier_id tier, const std::vector<layer_id> & l
     slot_classes classes(slots_[tier].size());
     for (const layer_id layer : layers) {
         const layer_shape & shape  = index_.layer(layer);
-        const uint32_t      absent = tier == tier_id::high ? index_.n_absent_high(layer) : 0;
         const uint32_t      number = classes_[tier][layer];
         slot_class &        c      = classes[number];
 
         c.size       = slots_[tier][number].slot_size();
-        c.n_experts += shape.is_run ? shape.n_experts - absent : 0;
+        c.n_experts += shape.is_run ? index_.n_held(tier, layer, layer) : 0;
         c.n_layers++;
     }
     return classes;

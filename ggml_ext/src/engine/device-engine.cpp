@@ -40,9 +40,6 @@ pool_demand demand_of(const expert_index & index, const expert_cache & cache, co
     for (const tier_id tier : index.tiers()) {
         d.classes[tier] = cache.classes(tier, layers);
     }
-    for (const layer_id layer : layers) {
-        d.n_absent += index.layer(layer).is_run ? index.n_absent_high(layer) : 0;
-    }
     d.n_used = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
     return d;
 }

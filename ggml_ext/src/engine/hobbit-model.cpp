@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 using namespace hobbit;
 
@@ -136,12 +135,8 @@ status hobbit_model::check_numbers(const rule_numbers & t) const {
 }
 
 rule_options hobbit_model::rule() const {
-    const std::vector<uint32_t> of_layers = index_.experts_by_layer();
-    const auto                  n_all     = std::accumulate(of_layers.begin(), of_layers.end(), uint64_t(0));
-    // means of an expert
-    const double low  = double(index_.tier_bytes(tier_id::low)) / double(n_all);
-    const double high = double(index_.tier_bytes(tier_id::high)) / double(n_all - index_.n_absent_high());
-    return { settings_.rule(), &costs_, low / high };
+    const auto mean = [&](tier_id tier) { return double(index_.tier_bytes(tier)) / std::max(1u, index_.n_held(tier)); };
+    return { settings_.rule(), &costs_, mean(tier_id::low) / mean(tier_id::high) };
 }
 
 // An embedding that is not worth a read for every token.
@@ -412,12 +407,12 @@ hobbit_info hobbit_model::info() const {
     i.token_bytes_high = index_.token_bytes(tier_id::high);
     i.token_bytes_low  = index_.token_bytes(tier_id::low);
     i.direct_io        = reader_.direct_io();
-    i.n_absent_high    = index_.n_absent_high();
     i.on_device        = host_ != nullptr;
     i.snapshot_bytes   = slots_.snapshot_bytes;
     precision_.copy(i.precision, sizeof(i.precision) - 1);
     for (layer_id l = 0; l < index_.n_layers(); l++) {
         const layer_shape & layer  = index_.layer(l);
+        i.n_absent_high           += layer.n_experts - index_.n_held(tier_id::high, l, l);
         i.n_run_layers            += layer.is_run;
         i.n_all_experts           += layer.is_run ? layer.n_experts : 0;
         i.n_token_uses            += layer.is_run ? layer.n_used : 0;

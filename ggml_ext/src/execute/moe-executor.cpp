@@ -264,8 +264,8 @@ void moe_executor::plan() {
         }
     };
     const auto is_new = [&](int32_t i, precision served) { return run_.passes->is_new(routing, i, served); };
-    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.high_presence() }, sequences, counts,
-                                nullptr, is_second() ? layer_step::novelty(is_new) : nullptr, adjust);
+    layer_.plan = run_.step.run({ routing, thresholds, holds, has_low, index_.serving() }, sequences, counts, nullptr,
+                                is_second() ? layer_step::novelty(is_new) : nullptr, adjust);
     count(counts);
     // Hits come first, and then misses that the next-level cache holds: making room for others must not evict them.
     const auto is_near = [&](const planned_use & use) { return cache_.holds_below(use.id, use.tier, parts); };

@@ -15,11 +15,20 @@ namespace hobbit {
 static const per_part<const char *> PART_NAMES = { { "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps",
                                                      "ffn_down_exps" } };
 
-const char * part_name(part_id part) {
-    return PART_NAMES[part];
-}
+namespace {
 
-bool parse_tensor_name(const std::string & name, tensor_name & out) {
+// The name of a routed expert tensor: blk.N.PART.weight, or blk.N.PART.TIER.GROUP.weight for one of a further tier.
+struct tensor_name {
+    uint32_t    block = 0;
+    part_id     part  = {};
+    std::string tier; // empty under llama.cpp's own names
+    uint32_t    group = 0;
+};
+
+} // namespace
+
+// False for every other name; `out` is then undefined.
+static bool parse_tensor_name(const std::string & name, tensor_name & out) {
     char part[64] = "";
     char rest[64] = "";
     if (name.size() >= 64 || sscanf(name.c_str(), "blk.%u.%63[^.].%63s", &out.block, part, rest) != 3) {
@@ -206,7 +215,27 @@ void expert_index::find_embedding(const std::vector<gguf_file> & files) {
 // further tiers
 //
 
-status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
+// Version 1: both tiers have all experts.
+static status check_low(const expert_index & index, const std::string & path) {
+    for (const layer_id layer : index.layers()) {
+        for (const part_id part : index.layer(layer).parts) {
+            for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
+                if (index.locate(tier_id::low, layer, part, e).size == 0) {
+                    return status::error("'%s': the low tier lacks expert %u of blk.%u.%s: convert the model again",
+                                         path.c_str(), e, index.layer(layer).block, PART_NAMES[part]);
+                }
+            }
+        }
+    }
+    return {};
+}
+
+static const registered_format complete("1", [](const format_options &) {
+    return std::make_unique<tier_format>(tier_format{ tier_id::high, "complete", check_low });
+});
+
+// Reads the format of the tiers that a file declares; null: none are declared.
+static status read_format(const gguf_file & file, std::unique_ptr<tier_format> & of_file) {
     const char *                  path = file.path().c_str();
     std::vector<std::string_view> names;
     if (!file.find_strings("hobbit.tiers", names)) {
@@ -219,49 +248,48 @@ status expert_index::read_tiers(const gguf_file & file, tier_set & tiers) {
     }
     double version = 0;
     file.find_number("hobbit.version", version);
-    if (version != 1 && version != 3) {
-        return status::error("'%s' is of hobbit format version %g, this program reads versions 1 and 3", path, version);
+    of_file = registered_format::make({ format("%g", version) });
+    if (!of_file) {
+        std::string known;
+        for (const std::string & name : registered_format::names()) {
+            known += (known.empty() ? "" : " and ") + name;
+        }
+        return status::error("'%s' is of hobbit format version %g, this program reads version%s %s", path, version,
+                             registered_format::names().size() > 1 ? "s" : "", known.c_str());
     }
     if (names != std::vector<std::string_view>{ "high", "low" }) {
         return status::error("'%s' declares other tiers than high and low: convert it again", path);
     }
-    const auto text = [&](const char * key, std::string missing) {
-        file.find_string(key, missing);
-        return missing;
-    };
-    struct text_of_version {
+    struct key_text {
         const char * key;
-        std::string  found;
-        std::string  asked;
+        const char * wanted;
+        std::string  found; // at first what stands for an absent key
     };
-    const bool            is_partial = version == 3;
-    const text_of_version all[]      = {
-        { "hobbit.tier.low.kind", text("hobbit.tier.low.kind", ""), "complete" },
-        { "hobbit.tier.high.kind", text("hobbit.tier.high.kind", "complete"), is_partial ? "partial" : "complete" },
-        { "hobbit.base_tier", is_partial ? text("hobbit.base_tier", "") : "low", "low" },
-    };
-    for (const text_of_version & each : all) {
-        if (each.found != each.asked) {
-            return status::error("'%s': %s is '%s', and with format version %g it is '%s': convert it again", path,
-                                 each.key, each.found.c_str(), version, each.asked.c_str());
+    const bool is_usual = of_file->base == tier_id::high;
+    key_text   texts[]  = { { "hobbit.tier.low.kind", "complete", "" },
+                            { "hobbit.tier.high.kind", of_file->high, "complete" },
+                            { "hobbit.base_tier", tier_name(of_file->base), is_usual ? "high" : "" } };
+    for (auto & [key, wanted, found] : texts) {
+        file.find_string(key, found);
+        if (found != wanted) {
+            return status::error("'%s': %s is '%s', and with format version %g it is '%s': convert it again", path, key,
+                                 found.c_str(), version, wanted);
         }
     }
-    tiers.are_declared = true;
-    tiers.base         = is_partial ? tier_id::low : tier_id::high;
     return {};
 }
 
 status expert_index::add_tiers(const std::vector<gguf_file> & files) {
     for (uint32_t i = 0; i < files.size(); i++) {
-        HOBBIT_TRY(read_tiers(files[i], tiers_));
-        if (!tiers_.are_declared) {
+        HOBBIT_TRY(read_format(files[i], format_));
+        if (!format_) {
             continue;
         }
         n_tiers_                                = TIERS.size();
         const std::vector<layer_locations> base = std::move(locations_[tier_id::high]);
         for (const tier_id tier : TIERS) {
             locations_[tier] = base;
-            for (layer_id l = 0; l < layers_.size() && tier != tiers_.base; l++) {
+            for (layer_id l = 0; l < layers_.size() && tier != format_->base; l++) {
                 for (std::vector<part_location> & experts : locations_[tier][l]) {
                     experts.assign(experts.size(), {});
                 }
@@ -270,9 +298,7 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
             HOBBIT_TRY(is_tier_tensor(t.name) ? add_group(files[i], i, t) : status());
         }
-        HOBBIT_TRY(tiers_.base == tier_id::low ? check_partial(files[i].path())
-                                               : check_tier(files[i].path(), tier_id::high));
-        return check_tier(files[i].path(), tier_id::low);
+        return format_->check(*this, files[i].path());
     }
     return {};
 }
@@ -283,7 +309,7 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
     const expert_tensor * of   = find_tensor(stem + ".weight");
     const tier_id         tier = name.tier == tier_name(tier_id::low) ? tier_id::low : tier_id::high;
-    if (name.tier != tier_name(tier) || tier == tiers_.base || !of) {
+    if (name.tier != tier_name(tier) || tier == format_->base || !of) {
         return status::error("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
                              file.path().c_str(), tensor.name.c_str());
     }
@@ -324,62 +350,19 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     return {};
 }
 
-status expert_index::check_tier(const std::string & path, tier_id tier) const {
-    for (layer_id l = 0; l < layers_.size(); l++) {
-        for (const part_id p : layers_[l].parts) {
-            const auto & experts = locations_[tier][l][p];
-            const auto   lacking =
-                std::find_if(experts.begin(), experts.end(), [](const part_location & at) { return at.size == 0; });
-            if (lacking != experts.end()) {
-                return status::error("'%s': the %s tier lacks expert %td of blk.%u.%s: convert the model again",
-                                     path.c_str(), tier_name(tier), lacking - experts.begin(), layers_[l].block,
-                                     part_name(p));
-            }
-        }
-    }
-    return {};
-}
-
-// An expert has all of its parts or none, and the tier has at least one expert.
-status expert_index::check_partial(const std::string & path) const {
-    bool is_empty = true;
-    for (layer_id l = 0; l < layers_.size(); l++) {
-        for (uint32_t e = 0; e < layers_[l].n_experts; e++) {
-            for (const part_id p : layers_[l].parts) {
-                if ((locations_[tier_id::high][l][p][e].size > 0) != has(tier_id::high, { l, e })) {
-                    return status::error("'%s': the high tier has some of the tensors of expert %u of blk.%u and lacks "
-                                         "others: convert the model again",
-                                         path.c_str(), e, layers_[l].block);
-                }
-            }
-            is_empty = is_empty && !has(tier_id::high, { l, e });
-        }
-    }
-    return is_empty ? status::error("'%s': the high tier has no expert at all: convert the model again", path.c_str())
-                    : status();
-}
-
 //
 // sums
 //
 
-presence expert_index::high_presence() const {
-    return tiers_.base == tier_id::low ? [this](expert_id id) { return has(tier_id::high, id); } : presence();
+serving expert_index::serving() const {
+    return format_ && format_->served
+               ? [this](expert_id id, precision given) { return format_->served(*this, id, given); }
+               : hobbit::serving();
 }
 
-uint32_t expert_index::n_absent_high(layer_id layer) const {
+uint32_t expert_index::n_held(tier_id tier, layer_id first, layer_id last) const {
     uint32_t n = 0;
-    for (uint32_t e = 0; e < layers_[layer].n_experts; e++) {
-        n += !has(tier_id::high, { layer, e });
-    }
-    return n;
-}
-
-uint32_t expert_index::n_absent_high() const {
-    uint32_t n = 0;
-    for (layer_id layer = 0; layer < layers_.size(); layer++) {
-        n += n_absent_high(layer);
-    }
+    each_matrix(tier, [&](expert_id, part_id part, const part_location &) { n += part == part_id::down; }, first, last);
     return n;
 }
 
@@ -419,23 +402,17 @@ void expert_index::set_experts_used(const uint32_t * of_blocks, size_t n_blocks)
     }
 }
 
-uint64_t expert_index::tier_bytes(tier_id tier) const {
+uint64_t expert_index::tier_bytes(tier_id tier, layer_id first, layer_id last) const {
     uint64_t bytes = 0;
-    each_matrix(tier, [&](expert_id, part_id, const part_location & at) { bytes += at.size; });
+    each_matrix(tier, [&](expert_id, part_id, const part_location & at) { bytes += at.size; }, first, last);
     return bytes;
 }
 
 double expert_index::token_bytes(tier_id tier) const {
     double sum = 0;
     for (layer_id l = 0; l < locations_[tier].size(); l++) {
-        double     bytes  = 0;
-        double     n_held = 0;
-        const auto add    = [&](expert_id, part_id part, const part_location & at) {
-            bytes  += double(at.size);
-            n_held += part == part_id::down;
-        };
-        each_matrix(tier, add, l, l);
-        sum += n_held > 0 && layers_[l].is_run ? bytes / n_held * layers_[l].n_used : 0;
+        const double bytes  = double(tier_bytes(tier, l, l));
+        sum                += bytes > 0 && layers_[l].is_run ? bytes / n_held(tier, l, l) * layers_[l].n_used : 0;
     }
     return sum;
 }

@@ -5,29 +5,17 @@
 #include "model/calibration.h"
 #include "model/expert.h"
 #include "model/gguf-file.h"
+#include "model/tier-format.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace hobbit {
 
-// The name of a routed expert tensor: blk.N.PART.weight, or blk.N.PART.TIER.GROUP.weight for one of a further tier.
-struct tensor_name {
-    uint32_t    block = 0;
-    part_id     part  = {};
-    std::string tier; // empty under llama.cpp's own names
-    uint32_t    group = 0;
-};
-
-// The part's name in llama.cpp's tensor names: "ffn_gate_exps".
-const char * part_name(part_id part);
-
-// False for every other name; `out` is then undefined.
-bool parse_tensor_name(const std::string & name, tensor_name & out);
-
-bool is_base_tensor(const std::string & name); // llama.cpp's own name
+bool is_base_tensor(const std::string & name); // llama.cpp's own name of a routed expert tensor
 bool is_tier_tensor(const std::string & name); // the name of one of a further tier
 
 struct layer_shape {
@@ -57,8 +45,7 @@ class expert_index {
     explicit expert_index(std::vector<std::string> stored_keys = {}) : stored_keys_(std::move(stored_keys)) {}
 
     // A model without routed experts opens with n_layers() == 0. Otherwise every range is within its file, and every
-    // tier has exactly the experts and the shapes of the tensors under llama.cpp's names. A partial tier lacks some of
-    // these experts, and has at least one.
+    // tier has the shapes of the tensors under llama.cpp's names, and the experts that the file's tier_format asks for.
     // `sidecar` may be empty: a file of the default name is then used if it exists.
     status open(const std::string & path, const std::string & sidecar);
 
@@ -80,13 +67,11 @@ class expert_index {
     // Blocks from n_blocks on are not run.
     void set_run_blocks(uint32_t n_blocks);
 
-    // Returns true if the file has the expert's tier; false for some experts of a partial tier. REQUIRES: a stored tier
+    // Returns true if the file has the expert's tier. REQUIRES: a stored tier
     bool has(tier_id tier, expert_id id) const { return locations_[tier][id.layer][part_id::down][id.expert].size > 0; }
-    presence high_presence() const; // valid as long as the index
-    uint32_t n_absent_high(layer_id layer) const;
-    uint32_t n_absent_high() const; // sum over all layers
+    hobbit::serving serving() const; // valid as long as the index
 
-    // REQUIRES: has(tier, expert)
+    // The location has size 0 where the file has none. REQUIRES: a stored tier
     const part_location & locate(tier_id tier, layer_id layer, part_id part, uint32_t expert) const {
         return locations_[tier][layer][part][expert];
     }
@@ -112,9 +97,11 @@ class expert_index {
 
     uint32_t width() const { return width_; } // numbers of a token between layers; 0: not known
 
-    // Sum of all experts, and of those that a token uses, by the means of their layers.
-    uint64_t tier_bytes(tier_id tier) const;
-    double   token_bytes(tier_id tier) const;
+    // The experts of layers first to last that have the tier: how many, and all their bytes.
+    uint32_t n_held(tier_id tier, layer_id first = 0, layer_id last = INT32_MAX) const;
+    uint64_t tier_bytes(tier_id tier, layer_id first = 0, layer_id last = INT32_MAX) const;
+
+    double token_bytes(tier_id tier) const; // bytes of a token's experts, by the means of their layers
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
     const expert_tensor * find_tensor(const std::string & name) const;
@@ -133,27 +120,17 @@ class expert_index {
   private:
     using layer_locations = per_part<std::vector<part_location>>; // [part][expert]
 
-    // The tiers that a file declares.
-    struct tier_set {
-        bool    are_declared = false;
-        tier_id base         = tier_id::high; // under llama.cpp's names; low: the high tier lacks some experts
-    };
-
-    static status read_tiers(const gguf_file & file, tier_set & tiers);
-
     status add_base(const std::vector<gguf_file> & files);
     void   find_embedding(const std::vector<gguf_file> & files);
     status add_tiers(const std::vector<gguf_file> & files);
     status add_group(const gguf_file & file, uint32_t file_number, const gguf_file::tensor & tensor);
-    status check_tier(const std::string & path, tier_id tier) const;
-    status check_partial(const std::string & path) const;
     status open_sidecar(const std::string & path, const std::string & sidecar, std::vector<gguf_file> & files) const;
     void   read_metadata(const gguf_file & file);
 
     std::vector<std::string>               files_;
     std::vector<layer_shape>               layers_;
     per_tier<std::vector<layer_locations>> locations_; // [tier][layer]
-    tier_set                               tiers_;
+    std::unique_ptr<tier_format>           format_;    // null: no further tier
     embedding_table                        embedding_;
     std::vector<std::string>               stored_keys_;
     stored_settings                        stored_;

@@ -43,9 +43,6 @@ struct expert_id {
     bool operator==(const expert_id & other) const { return layer == other.layer && expert == other.expert; }
 };
 
-// Returns true if an expert has a high version. Empty: all have.
-using presence = std::function<bool(expert_id id)>;
-
 // A value for each expert of all layers.
 template <typename T>
 class expert_table {
@@ -143,6 +140,9 @@ struct expert_tier {
 
 // How an expert serves a selection, from worst to best.
 enum class precision { skip, low, high };
+
+// The precision in which a file serves an expert where a rule gives one. Empty: the same.
+using serving = std::function<precision(expert_id id, precision given)>;
 
 // REQUIRES: not skip
 constexpr tier_id tier_of(precision p) {

@@ -46,9 +46,8 @@ layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict,
     if (!in.has_low) {
         std::replace(plan.precisions.begin(), plan.precisions.end(), precision::low, precision::high);
     }
-    for (size_t i = 0; i < routing.experts.size() && in.has_high; i++) {
-        const bool is_absent = !in.has_high({ routing.layer, uint32_t(routing.experts[i]) });
-        plan.precisions[i]   = is_absent ? std::min(plan.precisions[i], precision::low) : plan.precisions[i];
+    for (size_t i = 0; i < routing.experts.size() && in.served; i++) {
+        plan.precisions[i] = in.served({ routing.layer, uint32_t(routing.experts[i]) }, plan.precisions[i]);
     }
     std::vector<int32_t> served = routing.experts; // [selection]
     if (!strict) {

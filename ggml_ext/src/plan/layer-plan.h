@@ -30,9 +30,8 @@ using plan_adjustment =
     std::function<void(const rule_input & in, std::vector<precision> & precisions, std::vector<int32_t> & served)>;
 
 // Plans what serves each selection. An expert serves all tokens of the batch in the best precision that the rule gives
-// any of them, or in a better one that is resident. An expert without a high version is low where the rule gives high,
-// which REQUIRES a low pool. With `strict` each token gets exactly what the rule gives it as if
-// nothing were resident, which is how quality is measured; nothing is adjusted then.
+// any of them, or in a better one that is resident, as far as the file serves it. With `strict` each token gets what
+// the rule gives it as if nothing were resident, which is how quality is measured; nothing is adjusted then.
 layer_plan plan_layer(precision_rule & rule, const rule_input & in, bool strict = false,
                       const plan_adjustment & adjust = nullptr);
 

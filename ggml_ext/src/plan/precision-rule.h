@@ -91,7 +91,7 @@ struct rule_input {
     const std::vector<rule_numbers> & thresholds; // [token]
     const residency &                 is_resident;
     bool                              has_low; // there is a pool for low precision
-    presence                          has_high = {};
+    serving                           served = {};
 };
 
 // Decides for each selection of one layer and batch: high precision, low precision or skip. A rule decides for each

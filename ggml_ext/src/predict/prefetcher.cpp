@@ -259,7 +259,7 @@ prefetcher::outcome prefetcher::prefetch(const layer_routing & prediction) {
     // a prefetched expert serves the most demanding sequence
     const std::vector<rule_numbers> thresholds(size_t(prediction.n_tokens), thresholds_.highest(batch_));
     const bool                      has_low = cache.n_slots(tier_id::low) > 0;
-    const layer_plan plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low, index_.high_presence() });
+    const layer_plan plan = plan_layer(*rule_, { prediction, thresholds, holds, has_low, index_.serving() });
     expectation &    e    = expected_[prediction.layer];
     e.predicted.insert(prediction.experts.begin(), prediction.experts.end());
 

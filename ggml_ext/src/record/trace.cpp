@@ -22,12 +22,12 @@ static uint64_t expert_bytes(const expert_index & index, tier_id tier, expert_id
 
 // Bytes of one expert in high precision, or in low if the layer has no other.
 static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
-    const uint32_t n_experts = index.layer(layer).n_experts;
-    uint32_t       expert    = 0;
-    while (expert < n_experts && !index.has(tier_id::high, { layer, expert })) {
+    const tier_id tier   = index.n_held(tier_id::high, layer, layer) > 0 ? tier_id::high : tier_id::low;
+    uint32_t      expert = 0;
+    while (!index.has(tier, { layer, expert })) {
         expert++;
     }
-    return expert_bytes(index, expert < n_experts ? tier_id::high : tier_id::low, { layer, expert % n_experts });
+    return expert_bytes(index, tier, { layer, expert });
 }
 
 static constexpr const char * MAGIC = "# route_trace v1\n";

@@ -4,6 +4,7 @@
 #include "plan/layer-plan.h"
 #include "policy/cache-policy.h"
 
+#include <algorithm>
 #include <doctest/doctest.h>
 #include <string>
 #include <vector>
@@ -26,7 +27,7 @@ struct step_of_two_tokens {
     bool                            has_low    = true;
     bool                            strict     = false;
     residency                       resident   = [](expert_id, tier_id) { return false; };
-    presence                        has_high   = {};
+    serving                         served     = {};
     std::unique_ptr<precision_rule> rule       = registered_rule::make({ "gate" });
     listening_policy                policy;
     layer_step::novelty             is_new = nullptr;
@@ -34,7 +35,7 @@ struct step_of_two_tokens {
 
     layer_plan run(const layer_step::filter & is_counted = nullptr) {
         layer_step step(*rule, policy, strict);
-        return step.run({ ROUTING, thresholds, resident, has_low, has_high }, { 8, 9 }, counts, is_counted, is_new);
+        return step.run({ ROUTING, thresholds, resident, has_low, served }, { 8, 9 }, counts, is_counted, is_new);
     }
 
     // One letter per selection: H, L or - for skipped.
@@ -56,9 +57,11 @@ TEST_CASE("an expert serves all tokens in the best precision that any of them ne
     CHECK(s.letters() == "H-HL");
 }
 
-TEST_CASE("an expert without a high version is low where it would be high, and else what it was") {
+TEST_CASE("an expert that its file serves in low precision is low where it would be high, and else what it was") {
     step_of_two_tokens s;
-    s.has_high = [](expert_id id) { return id.layer == 3 && id.expert != 2; };
+    s.served = [](expert_id id, precision given) {
+        return id.layer == 3 && id.expert != 2 ? given : std::min(given, precision::low);
+    };
     CHECK(s.letters() == "HLLL");
     s.strict = true;
     CHECK(s.letters() == "H-LL");

@@ -222,12 +222,8 @@ TEST_CASE("any budget that is accepted is kept to") {
 // a high tier that lacks experts
 //
 
-static pool_demand partial_tiers(uint32_t n_absent) {
-    return two_tiers(64, n_absent);
-}
-
 TEST_CASE("absent high versions take no slots, and their experts need the low pool") {
-    const pool_demand half = partial_tiers(32);
+    const pool_demand half = two_tiers(64, 32);
     CHECK(uses_low(with_pools(1), half));
     // 32 uses of 4 MiB for 32 of 1 MiB: a fifth of the bytes are low
     CHECK(planned(with_pools(100 * MiB), half).n_slots == slot_counts{ 20, 20 });
@@ -240,15 +236,15 @@ TEST_CASE("absent high versions take no slots, and their experts need the low po
 }
 
 TEST_CASE("the smallest pools hold what a token can use of each tier") {
-    CHECK(refused(with_pools(20 * MiB - 1), partial_tiers(32)).find("the smallest that work are 20971520 bytes") !=
+    CHECK(refused(with_pools(20 * MiB - 1), two_tiers(64, 32)).find("the smallest that work are 20971520 bytes") !=
           std::string::npos);
-    CHECK(planned(with_pools(20 * MiB), partial_tiers(32)).n_slots == slot_counts{ 4, 4 });
-    CHECK(planned(with_pools(12 * MiB), partial_tiers(62)).n_slots == slot_counts{ 2, 4 });
-    CHECK(planned(with_pools(4 * MiB), partial_tiers(64)).n_slots ==
+    CHECK(planned(with_pools(20 * MiB), two_tiers(64, 32)).n_slots == slot_counts{ 4, 4 });
+    CHECK(planned(with_pools(12 * MiB), two_tiers(64, 62)).n_slots == slot_counts{ 2, 4 });
+    CHECK(planned(with_pools(4 * MiB), two_tiers(64, 64)).n_slots ==
           slot_counts{ 0, 4 }); // a device's plan among several
     for (uint64_t mib = 20; mib < 400; mib++) {
         for (const uint32_t n_absent : { 1u, 32u, 60u, 63u }) {
-            const counted_plan plan = planned(with_pools(mib * MiB), partial_tiers(n_absent));
+            const counted_plan plan = planned(with_pools(mib * MiB), two_tiers(64, n_absent));
             CHECK(bytes_of(plan, two_tiers()) <= mib * MiB);
             CHECK(plan.n_slots[tier_id::high] <= 64 - n_absent);
             CHECK(plan.n_slots[tier_id::low] >= 4);
@@ -259,7 +255,7 @@ TEST_CASE("the smallest pools hold what a token can use of each tier") {
 TEST_CASE("a calibrated share of the low pool is raised where the high versions leave room") {
     budget b    = with_pools(180 * MiB);
     b.low_share = 0.1;
-    CHECK(planned(b, partial_tiers(32)).n_slots == slot_counts{ 32, 52 });
+    CHECK(planned(b, two_tiers(64, 32)).n_slots == slot_counts{ 32, 52 });
     CHECK(planned(b, two_tiers()).n_slots == slot_counts{ 45, 0 });
     b           = with_pools(300 * MiB, 0.5); // all high versions take 256 of them
     b.low_share = 0.1;

@@ -20,7 +20,7 @@ from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.quality.evaluate import Costs, Evaluator
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig
 
-HELDOUT = Path(__file__).resolve().parent.parent / "tiny_moe/heldout.txt"
+HELDOUT = Path(__file__).resolve().parents[2] / "tiny_moe/heldout.txt"
 N_LAYERS, N_EXPERTS = 6, 8
 GREEDY = SamplingConfig(temp=0)
 ALL = 64_000_000  # pools for all experts

@@ -6,6 +6,7 @@
 #include "fixtures/temp-dir.h"
 #include "model/expert-index.h"
 
+#include <algorithm>
 #include <doctest/doctest.h>
 #include <functional>
 #include <string>
@@ -22,17 +23,21 @@ TEST_CASE("the experts that are listed have a high version, all have a low one")
     const status s = index.open(file.write(dir.path("m.gguf")), "");
     REQUIRE_MESSAGE(s.ok(), s.message());
     CHECK(index.n_tiers() == 2);
-    CHECK(bool(index.high_presence()));
-    CHECK(index.n_absent_high(0) == 2);
-    CHECK(index.n_absent_high(1) == 4);
-    CHECK(index.n_absent_high() == 6);
+    REQUIRE(index.serving());
+    CHECK(index.n_held(tier_id::high, 0, 0) == 2);
+    CHECK(index.n_held(tier_id::high, 1, 1) == 0);
+    CHECK(index.n_held(tier_id::high) == 2);
+    CHECK(index.n_held(tier_id::low) == 8);
     CHECK(index.tier_bytes(tier_id::high) == 2 * 3 * 64 * 32 * 2);
     CHECK(index.tier_bytes(tier_id::low) == 27648);
     for (layer_id layer = 0; layer < 2; layer++) {
         for (uint32_t e = 0; e < 4; e++) {
             CHECK(index.has(tier_id::low, { layer, e }));
             CHECK(index.has(tier_id::high, { layer, e }) == (layer == 0 && (e == 0 || e == 3)));
-            CHECK(index.high_presence()({ layer, e }) == index.has(tier_id::high, { layer, e }));
+            const precision best = index.has(tier_id::high, { layer, e }) ? precision::high : precision::low;
+            for (const precision given : { precision::skip, precision::low, precision::high }) {
+                CHECK(index.serving()({ layer, e }, given) == std::min(given, best));
+            }
         }
     }
     const part_location & at    = index.locate(tier_id::high, 0, part_id::down, 3);
@@ -50,9 +55,8 @@ TEST_CASE("a tier that lacks nothing knows of no absent expert") {
     moe_model().add_low(file);
     expert_index index;
     REQUIRE(index.open(file.write(dir.path("m.gguf")), "").ok());
-    CHECK_FALSE(bool(index.high_presence()));
-    CHECK(index.n_absent_high() == 0);
-    CHECK_FALSE(index.high_presence());
+    CHECK(index.n_held(tier_id::high) == 8);
+    CHECK_FALSE(index.serving());
 }
 
 static std::string refused(const std::function<void(gguf_builder &)> & change,
@@ -63,6 +67,11 @@ static std::string refused(const std::function<void(gguf_builder &)> & change,
     change(file);
     expert_index index;
     return index.open(file.write(dir.path("m.gguf")), "").message();
+}
+
+TEST_CASE("the error of an unknown version names those that are read") {
+    CHECK_CONTAINS(refused([](auto & f) { gguf_set_val_u32(f.keys(), "hobbit.version", 4); }),
+                   "is of hobbit format version 4, this program reads versions 1 and 3");
 }
 
 TEST_CASE("lists that cannot be are refused") {
