@@ -10,7 +10,7 @@ namespace {
 
 class hits_hooks : public server_hooks {
   public:
-    void use(const llama_context * ctx) override {
+    void use(llama_context * ctx) override {
         model_ = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
     }
 
