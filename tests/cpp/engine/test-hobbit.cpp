@@ -282,7 +282,7 @@ TEST_CASE("a plan names the pools that are then allocated, and what a larger bat
     CHECK(std::string(err).find("a memory budget of 200.0 MiB is too small") == 0);
     CHECK(unused.shortage == HOBBIT_SHORT_OF_MEMORY);
     const uint64_t least  = unused.least; // works with a margin of 2 MiB and 1 %
-    const uint64_t growth = 8 << 20;      // of the process meanwhile: a sanitizer keeps what is freed
+    const uint64_t growth = 8 << 20;      // the process grows meanwhile, as a sanitizer keeps what is freed
     for (const uint64_t bound : { least + growth, least - least / 50 - (4 << 20) }) {
         const model_ptr other = opened(f.tiers_path, { number("hobbit.memory", int64_t(bound)) });
         CHECK(hobbit_plan_pools(other.get(), 0, 1 << 20, &unused, err, sizeof(err)) == (bound > least));
