@@ -10,9 +10,7 @@ namespace {
 
 class hits_hooks : public server_hooks {
   public:
-    void use(llama_context * ctx) override {
-        model_ = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr;
-    }
+    void use(llama_context * ctx) override { model_ = ctx ? llama_model_expert_cache(llama_get_model(ctx)) : nullptr; }
 
     void routes(const server_http_context & http, server_routes &) override {
         http.get("/hits", [this](const server_http_req &) {
