@@ -4,10 +4,10 @@
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
@@ -25,7 +25,7 @@ from pyhobbit.model.file_names import calibration_path, options_path, sidecar_pa
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, format_size
-from pyhobbit.settings.table import OPTIONS, default_text
+from pyhobbit.settings.table import OPTIONS, Resolved, default_text
 
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
@@ -34,15 +34,8 @@ _SIZES = tuple(name for name, specs in OPTIONS.items() if specs[0].kind == "size
 _ANSWERS = ("max_tokens", "system", "think")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One setting. source: as of Resolved, or "options", the model's file.  note: how it was computed."""
-
-    group: str
-    name: str
-    value: Any
-    source: str
-    note: str = ""
+Groups = dict[str, list[Resolved]]
+"""Settings by group. One from the file beside the model has the source "options"."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -71,15 +64,17 @@ def run(args: argparse.Namespace) -> int:
         keys = read_gguf(path).metadata
         config = replace(config, given=given)
         sampling = config.sampling_of(lambda key: keys[key].value() if key in keys else None)
-    rows = settings(path, config.engine, sampling, given)
-    rows += [Row("answers", name, vars(args)[name], "flag") for name in _ANSWERS if name in given]
+    groups = settings(path, config.engine, sampling, given)
+    groups["answers"] = [Resolved(name, vars(args)[name], "flag") for name in _ANSWERS if name in given]
     if path is not None:
-        note = options_path(path).name
-        rows = [replace(row, source="options", note=note) if row.name in own else row for row in rows]
+        source = {"source": "options", "note": options_path(path).name}
+        for rows in groups.values():
+            rows[:] = [replace(row, **source) if row.name in own else row for row in rows]
     if args.json:
-        print(json.dumps({"model": path and str(path), "settings": [asdict(row) for row in rows]}, indent=2))
+        found = [{"group": group, **asdict(row)} for group, rows in groups.items() for row in rows]
+        print(json.dumps({"model": path and str(path), "settings": found}, indent=2))
     else:
-        print(_table(path, rows))
+        print(_table(path, groups))
     return 0
 
 
@@ -104,26 +99,26 @@ def _write(args: argparse.Namespace, model: Path | None) -> None:
 
 def settings(
     path: Path | None, engine: EngineConfig, sampling: SamplingConfig, given: Collection[str]
-) -> list[Row]:
+) -> Groups:
     """The settings of a model, or without one of any. given: names of flags that were. Raises HobbitError."""
     plan = None
     if path is not None:
         from pyhobbit.engine.plan import lay_out  # takes the native libraries
 
         plan = lay_out(path, engine)
-    return [
-        *_cache_rows(path, engine.cache, plan),
-        *_engine_rows(engine, plan),
-        *_sampling_rows(sampling, given),
-    ]
+    return {
+        "cache": list(_cache_rows(path, engine.cache, plan)),
+        "engine": list(_engine_rows(engine, plan)),
+        "sampling": list(_sampling_rows(sampling, given)),
+    }
 
 
 # --- rows
 
 
-def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
+def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None") -> Iterator[Resolved]:
     if plan is not None and not plan.info.cached:
-        yield Row("cache", "memory", None, "computed", plan.memory_text)
+        yield Resolved("memory", None, "computed", plan.memory_text)
         return
     from pyhobbit.settings.resolve import resolve  # takes the native libraries
 
@@ -136,29 +131,28 @@ def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None"
     for each in resolve(path, cache.settings()):
         if each.value is not None or each.name == "low_share":
             if each.source == "flag" or each.name not in left_out:
-                note = each.note or files.get(each.source, "")
-                yield Row("cache", each.name, each.value, each.source, note)
+                yield replace(each, note=each.note or files.get(each.source, ""))
         elif each.name in ("memory", "device", "device_memory") and each.name not in left_out:
             yield _planned_row(each.name, plan)
     if path is not None:
         for name, file in (("sidecar", sidecar_path(path)), ("calibration", calibration_path(path))):
             if file.exists() and getattr(cache, name, None) is None:
-                yield Row("cache", name, str(file), "file", "lies beside the model")
+                yield Resolved(name, str(file), "file", "lies beside the model")
 
 
-def _planned_row(name: str, plan: "MemoryPlan | None") -> Row:
+def _planned_row(name: str, plan: "MemoryPlan | None") -> Resolved:
     """A setting that is computed from memory and devices when a model is opened."""
     if name == "device":
         value = None if plan is None else plan.device or "CPU"
-        return Row("cache", name, value, "computed", default_text("device"))
+        return Resolved(name, value, "computed", default_text("device"))
     if name == "device_memory":
-        return Row("cache", name, None, "computed", "from what it has free when a model is opened")
+        return Resolved(name, None, "computed", "from what it has free when a model is opened")
     if plan is None:
-        return Row("cache", name, None, "computed", "from what is free when a model is opened")
-    return Row("cache", name, plan.most, "computed", plan.memory_text)
+        return Resolved(name, None, "computed", "from what is free when a model is opened")
+    return Resolved(name, plan.most, "computed", plan.memory_text)
 
 
-def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Row]:
+def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Resolved]:
     context = f"{engine.contexts[0]} to {engine.contexts[-1]}, by memory"
     if plan is not None:
         of_model = f"the model was trained for {plan.info.n_ctx_train}"
@@ -171,32 +165,29 @@ def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Ro
     }
     for (name, (own, note)), value in zip(given.items(), planned, strict=True):
         is_given = own is not None
-        yield Row("engine", name, own, "flag") if is_given else Row("engine", name, value, "computed", note)
+        yield Resolved(name, own, "flag") if is_given else Resolved(name, value, "computed", note)
 
 
-def _sampling_rows(sampling: SamplingConfig, given: Collection[str]) -> Iterator[Row]:
+def _sampling_rows(sampling: SamplingConfig, given: Collection[str]) -> Iterator[Resolved]:
     default = asdict(SamplingConfig())
     for name, value in asdict(sampling).items():
         random = "random" if name == "seed" and value is None else ""
         source = "flag" if name in given else "default" if value == default[name] else "file"
-        yield Row("sampling", name, value, source, random)
+        yield Resolved(name, value, source, random)
 
 
-def _table(path: Path | None, rows: Sequence[Row]) -> str:
-    texts = [(row, _text(row)) for row in rows]
-    width = max(len(text) for _, text in texts)
+def _table(path: Path | None, groups: Groups) -> str:
+    width = max(len(_text(row)) for rows in groups.values() for row in rows)
     lines = [f"settings for {path or 'any model'}"]
-    group = None
-    for row, text in texts:
-        if row.group != group:
-            group = row.group
-            lines += ["", group]
-        note = f" ({row.note})" if row.note else ""
-        lines.append(f"  {row.name:<15} {text:<{width}}  {row.source}{note}")
+    for group, rows in groups.items():
+        lines += ["", group] if rows else []
+        for row in rows:
+            note = f" ({row.note})" if row.note else ""
+            lines.append(f"  {row.name:<15} {_text(row):<{width}}  {row.source}{note}")
     return "\n".join(lines)
 
 
-def _text(row: Row) -> str:
+def _text(row: Resolved) -> str:
     if row.value is None:
         return "-"
     if row.name in _SIZES:

@@ -10,8 +10,8 @@ from pyhobbit.engine.stats import CacheStats
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import cache_context, check, expert_cache, ffi, lib, lost_machine
 from pyhobbit.settings.config import CacheConfig
-from pyhobbit.settings.resolve import Resolved, c_settings, check_settings, options_of
-from pyhobbit.settings.table import LIVE, NUMBERS, OPTIONS
+from pyhobbit.settings.resolve import c_settings, check_settings, options_of
+from pyhobbit.settings.table import LIVE, NUMBERS, OPTIONS, Resolved
 
 _DEFAULTS = {each.key: each.default for each in SETTINGS}
 

@@ -3,7 +3,6 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,25 +11,11 @@ from pyhobbit._tables import SETTINGS
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, ffi, lib
 from pyhobbit.settings.config import Setting
-from pyhobbit.settings.table import KEYS
+from pyhobbit.settings.table import KEYS, Resolved
 
 _texts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # texts that arrays point to, by array
 
 _SOURCES = ("default", "computed", "file", "calibration", "flag")  # in the order of hobbit_setting_source
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """One setting, by name: its value, where it comes from, and how it was computed or what overrules it.
-
-    value: a tuple of an option with several settings; None if it is computed when a model is opened.
-    source: "default", "computed", "file", "calibration" or "flag".
-    """
-
-    name: str
-    value: Any
-    source: str
-    note: str = ""
 
 
 def resolve(path: Path | None, settings: Mapping[str, Setting]) -> list[Resolved]:

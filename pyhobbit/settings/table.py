@@ -2,7 +2,7 @@
 """The engine's settings as users give them. Several settings of one option are the elements of a list."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -38,6 +38,20 @@ class Key(NamedTuple):
     help: str
     metavar: str = ""
     default: Any = None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One setting, by name: its value, where it comes from, and how it was computed or what overrules it.
+
+    value: a tuple of an option with several settings; None if it is computed when a model is opened.
+    source: "default", "computed", "file", "calibration" or "flag".
+    """
+
+    name: str
+    value: Any
+    source: str
+    note: str = ""
 
 
 def default(option: str) -> Any:
