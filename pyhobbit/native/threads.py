@@ -8,7 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 _ROOT = Path("/")  # tests set another one
-_QUOTA_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+# By version of cgroups: where they are, and the files with quota and period. Version 2 names no controllers.
+_V1 = "sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+_V2 = "sys/fs/cgroup", ("cpu.max",)
 
 
 def processor_cores() -> int:
@@ -33,18 +35,13 @@ def _quotas() -> Iterator[float]:
     except OSError:
         return
     for controllers, path in (line.split(":", 2)[1:] for line in cgroups if line.count(":") >= 2):
-        is_v2 = not controllers
-        if not is_v2 and "cpu" not in controllers.split(","):
+        if controllers and "cpu" not in controllers.split(","):
             continue
-        root = _ROOT / ("sys/fs/cgroup" if is_v2 else "sys/fs/cgroup/cpu")
-        folder = root / path.lstrip("/")
+        root, names = _V1 if controllers else _V2
+        folder = _ROOT / root / path.lstrip("/")
         for each in (folder, *folder.parents):
             with suppress(OSError, ValueError):  # no such file, or the quota "max"
-                values = (
-                    (each / "cpu.max").read_text().split()
-                    if is_v2
-                    else [(each / name).read_text() for name in _QUOTA_V1]
-                )
-                quota, period = map(int, values)
+                texts = [(each / name).read_text() for name in names]
+                quota, period = map(int, " ".join(texts).split())
                 if quota > 0:
                     yield quota / period
