@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.quality.evaluate import Costs, Quality
 from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, simulate, use_rates
 
-Weights = tuple[float, float, float, float]
+Weights = tuple[float, ...]
 """Weights of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
 
 _COARSE = 4  # steps between 0 and 1
@@ -31,10 +31,9 @@ def fit_weights(penalty: Callable[[Weights], float]) -> Weights:
 
 
 def _grid() -> Iterator[Weights]:
-    for a in range(_COARSE, -1, -1):
-        for b in range(_COARSE - a, -1, -1):
-            for c in range(_COARSE - a - b, -1, -1):
-                yield a / _COARSE, b / _COARSE, c / _COARSE, (_COARSE - a - b - c) / _COARSE
+    for steps in product(range(_COARSE, -1, -1), repeat=4):
+        if sum(steps) == _COARSE:
+            yield tuple(n / _COARSE for n in steps)
 
 
 def _exchanges(weights: Weights, step: float) -> list[Weights]:
@@ -45,8 +44,7 @@ def _exchanges(weights: Weights, step: float) -> list[Weights]:
             values = list(weights)
             values[giver] -= step
             values[taker] += step
-            a, b, c, d = values
-            moved.append((a, b, c, d))
+            moved.append(tuple(values))
     return moved
 
 
