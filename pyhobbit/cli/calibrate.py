@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if options := add_model_options(args, args.model, _OWN):
         print(f"pyhobbit: {options_path(args.model).name} sets {', '.join(options)}", file=sys.stderr)
     config = CalibrationConfig(
-        engine=engine_config(args, args.ctx, without=("rule",)),
+        engine=engine_config(args, without=("rule",)),
         max_ppl_increase=None if args.max_ppl_increase is None else args.max_ppl_increase / 100,
         max_kl=args.max_kl,
         max_chunks=args.chunks,

@@ -93,7 +93,7 @@ def _see(args: argparse.Namespace, model: Path, prompt: str | None) -> NoReturn:
 
 
 def _config(args: argparse.Namespace) -> ChatConfig:
-    engine = replace(engine_config(args, args.ctx), n_drafts=args.drafts)
+    engine = replace(engine_config(args), n_drafts=args.drafts)
     if args.drafts and args.trace is not None:
         raise ConfigError("--trace records each token once, not drafts that were wrong; leave --drafts out")
     return ChatConfig(

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _chat_config(args: argparse.Namespace) -> ChatConfig:
     given = {name: vars(args)[name] for name in _ANSWERS if vars(args)[name] is not None}
-    return ChatConfig(engine_config(args, args.ctx), sampling_config(args), **given)
+    return ChatConfig(engine_config(args), sampling_config(args), **given)
 
 
 def _write(args: argparse.Namespace, model: Path | None) -> None:

@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = engine_config(args, args.ctx, without=("trace", "timeline"))
+    config = engine_config(args, without=("trace", "timeline"))
     require_model(args)
     if args.hf_repo is not None:
         repository, quant = parse_repository(args.hf_repo)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     model = model_path(args)
     if add_model_options(args, model):
         add_rpc_devices(args)
-        config = engine_config(args, args.ctx, without=("trace", "timeline"))
+        config = engine_config(args, without=("trace", "timeline"))
     _inspect(model, config, args)
     return 0
 

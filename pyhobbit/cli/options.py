@@ -22,6 +22,7 @@ from pyhobbit.settings.config import (
 from pyhobbit.settings.papers import PAPER_HELP, paper_text, settings_of
 from pyhobbit.settings.table import NAMED, OPTIONS, Key, default_text, help_text
 
+_RENAMED = {"ctx": "n_ctx", "batch": "n_batch", "threads": "n_threads"}  # fields of EngineConfig, by option
 _SHORT = 32  # characters of choices that stand in place of NAME
 
 
@@ -168,21 +169,13 @@ def add_thread_arguments(parser: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="show llama.cpp's log on standard error")
 
 
-def engine_config(args: argparse.Namespace, n_ctx: int | None, without: Collection[str] = ()) -> EngineConfig:
+def engine_config(args: argparse.Namespace, without: Collection[str] = ()) -> EngineConfig:
     """The config of an engine; without: as for cache_config(). Raises ConfigError."""
     cache = cache_config(args, without)
-    n_batch = getattr(args, "batch", None)
-    names = ("cache_type_k", "cache_type_v")
-    types: dict[str, Any] = {name: kind for name in names if (kind := getattr(args, name, None)) is not None}
-    return EngineConfig(
-        cache,
-        n_ctx,
-        n_batch,
-        n_threads=args.threads,
-        verbose=args.verbose,
-        overrides=overrides(getattr(args, "override_kv", None) or ""),
-        **types,
-    )
+    names = (*_RENAMED, "verbose", "cache_type_k", "cache_type_v")
+    given = {name: value for name in names if (value := vars(args).get(name)) is not None}
+    own = {_RENAMED.get(name, name): value for name, value in given.items()}
+    return EngineConfig(cache, overrides=overrides(args.override_kv or ""), **own)
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
