@@ -5,7 +5,6 @@ No other module knows the version of the format in which the high tier is partia
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gguf.constants import GGUFValueType
@@ -27,15 +26,6 @@ _Expert = tuple[int, int]  # layer, number
 _OWN_KEYS = ("hobbit.version", "hobbit.tiers", "hobbit.base_tier", "hobbit.tier.")
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """The output. loss: what it lacks, for people."""
-
-    plan: Plan
-    metadata: list[KeyValue]
-    loss: str
-
-
 def check_drop_high(options: Options) -> None:
     """Raises HobbitError for what it cannot be combined with."""
     if options.drop_high is None:
@@ -51,11 +41,11 @@ def check_drop_high(options: Options) -> None:
         raise HobbitError("drop_high needs a file with two tiers, but MODEL is a folder: convert it first")
 
 
-def drop_high(path: Path, share: float | str) -> Dropped:
+def drop_high(path: Path, share: float | str) -> tuple[Plan, list[KeyValue], str]:
     """Plans the two-tier file `path` without `share` of its high versions, those with the least divergence
     in its calibration. A text: those that static widths keep low within the calibration's limit.
 
-    Raises HobbitError.
+    Returns the plan, the metadata and, for people, what is lost. Raises HobbitError.
     """
     model = _Experts(read_gguf(path))
     divergences, price = _calibration(model)
@@ -73,12 +63,11 @@ def drop_high(path: Path, share: float | str) -> Dropped:
         for part in model.high
         if part.layer in kept
     ]
-    return Dropped(
-        plan=_plan(model, kept),
-        metadata=[*own, *tier_metadata(_VERSION, _KIND, _BASE), *groups],
-        loss=f"{len(model.places) - len(dropped)} of {len(model.places)} experts have a high version; the "
-        f"divergences of the others add up to {divergence:.2g} nats",
+    loss = (
+        f"{len(model.places) - len(dropped)} of {len(model.places)} experts have a high version; the "
+        f"divergences of the others add up to {divergence:.2g} nats"
     )
+    return _plan(model, kept), [*own, *tier_metadata(_VERSION, _KIND, _BASE), *groups], loss
 
 
 class _Experts:

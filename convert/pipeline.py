@@ -227,13 +227,13 @@ def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | Non
 
 def _drop_high(options: Options, output: Path, share: float | str) -> Path | None:
     """All is copied: the calibration beside the model says what is left out."""
-    dropped = drop_high(options.model, share)
+    plan, metadata, loss = drop_high(options.model, share)
     if options.dry_run:
-        _print_plan(dropped.plan, output, _output_bytes(dropped.plan, dropped.metadata), None, [dropped.loss])
+        _print_plan(plan, output, _output_bytes(plan, metadata), None, [loss])
         return None
-    _write(options, output, dropped.plan, dropped.metadata, {})
+    _write(options, output, plan, metadata, {})
     remaining = output.stat().st_size / options.model.stat().st_size
-    _report(options, output, f"{remaining:.0%} of {options.model}\n{dropped.loss}")
+    _report(options, output, f"{remaining:.0%} of {options.model}\n{loss}")
     return output
 
 
