@@ -42,15 +42,11 @@ def out_type(high: str | None) -> str:
 
 @dataclass(frozen=True)
 class Listed:
-    """The tensors to be, without places. has_mtp: a draft block may be.  without_mtp: a known one is not.
-
-    fault: why the converter or llama.cpp refuses the rest of the header.
-    """
+    """The tensors to be, without places. has_mtp: a draft block may be.  without_mtp: a known one is not."""
 
     tensors: tuple[TensorInfo, ...]
     has_mtp: bool
     without_mtp: bool
-    fault: HobbitError | None = None
 
 
 def list_tensors(folder: Path, out_type: str) -> Listed:
@@ -64,30 +60,22 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
     has_mtp = check_checkpoint(folder)
     with tempfile.TemporaryDirectory() as place:
         header = Path(place) / "header.gguf"
-        printed, fault = _run(folder, out_type, has_mtp, header)
-        if fault is not None and not header.exists():
-            raise fault
+        printed = _run(folder, out_type, has_mtp, header)
         found = parse_head(header, header.read_bytes(), _ANY_SIZE)
         tensors = found.tensors if found is not None else ()
         if not tensors:
-            raise fault or HobbitError(
+            raise HobbitError(
                 f"{folder} has no weights in it, such as *.safetensors: download the rest of it"
             )
-        if fault is None:
-            os.truncate(header, tensors[-1].offset + tensors[-1].nbytes)
-            try:
-                check_loads(header, folder, "download the rest of the checkpoint")
-            except HobbitError as error:
-                fault = error
-    return Listed(tensors, has_mtp, printed.startswith("yes"), fault)
+        os.truncate(header, tensors[-1].offset + tensors[-1].nbytes)
+        check_loads(header, folder, "download the rest of the checkpoint")
+    return Listed(tensors, has_mtp, printed.startswith("yes"))
 
 
 def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:
     """Converts the checkpoint to one GGUF. `progress` is called with bytes written. Raises HobbitError."""
     name = output.name.replace("{", "{{").replace("}", "}}")  # the converter takes it as a template
-    _, fault = _run(folder, out_type, has_mtp, output.with_name(name), output, progress)
-    if fault is not None:
-        raise fault
+    _run(folder, out_type, has_mtp, output.with_name(name), output, progress)
 
 
 def _run(
@@ -97,8 +85,8 @@ def _run(
     named: Path,
     output: Path | None = None,
     progress: Progress | None = None,
-) -> tuple[str, HobbitError | None]:
-    """Runs llama.cpp's converter, for the header alone without `output`: what it printed, why it failed."""
+) -> str:
+    """Gives what llama.cpp's converter prints, for the header alone without `output`. Raises HobbitError."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")]))
     environment.pop("NO_LOCAL_GGUF", None)  # would let the converter import another version of gguf
     with as_read(folder) as shown, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:
@@ -115,7 +103,9 @@ def _run(
         printed.seek(0)
         log.seek(0)
         answer, said = (each.read().decode(errors="replace") for each in (printed, log))
-        return answer, HobbitError(_reason(folder, said)) if process.returncode else None
+        if process.returncode:
+            raise HobbitError(_reason(folder, said))
+        return answer
 
 
 def _wait(process: subprocess.Popen[bytes], output: Path | None, progress: Progress | None) -> None:

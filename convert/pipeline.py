@@ -159,8 +159,6 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     out_type = checkpoint.out_type(options.high)
     print(f"listing the tensors of {options.model}", file=sys.stderr)
     listed = checkpoint.list_tensors(options.model, out_type)
-    if listed.fault is not None:
-        raise listed.fault
     tensors = listed.tensors
     if listed.without_mtp:
         print(

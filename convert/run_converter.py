@@ -41,15 +41,13 @@ def main(folder: Path, out_type: str, has_mtp: str, converter: str, output: str,
 
 
 def _write_header(model):
-    """ModelBase.write() without weights. A failure of the tokenizer's does not keep the tensors back."""
+    """ModelBase.write() without weights."""
     model.prepare_tensors()
-    try:
-        model.prepare_metadata(vocab_only=False)
-    finally:
-        model.gguf_writer.write_header_to_file(path=model.fname_out)
-        model.gguf_writer.write_kv_data_to_file()
-        model.gguf_writer.write_ti_data_to_file()
-        model.gguf_writer.close()
+    model.prepare_metadata(vocab_only=False)
+    model.gguf_writer.write_header_to_file(path=model.fname_out)
+    model.gguf_writer.write_kv_data_to_file()
+    model.gguf_writer.write_ti_data_to_file()
+    model.gguf_writer.close()
 
 
 def _keep_experts_lazy() -> None:

@@ -60,8 +60,14 @@ def run_vendor(*arguments: object, code: str = STUB) -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"mtp_num_hidden_layers": 0}, {"mtp_num_hidden_layers": 1}])
-def test_a_draft_block_without_weights_is_left_out(tmp_path: Path, config: dict[str, int]) -> None:
+def test_a_draft_block_without_weights_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, int]
+) -> None:
     write_qwen(tmp_path, **config)
+    script = tmp_path / "without_tokenizer.py"
+    script.write_text(f"import sys\nsys.argv.insert(1, {str(SCRIPT)!r})\n{STUB}")
+    monkeypatch.setattr(checkpoint, "_SCRIPT", script)
+    monkeypatch.setattr(checkpoint, "check_loads", lambda *_: None)  # it would want a tokenizer
     listed = checkpoint.list_tensors(tmp_path, "f16")
     assert listed.without_mtp
     assert not listed.has_mtp
