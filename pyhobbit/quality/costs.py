@@ -25,7 +25,7 @@ class CostRuns:
     chunks: Sequence[Chunk]
     reference: np.ndarray
     seen: Observations
-    progress: Progress | None = None
+    progress: Progress = lambda _n_tokens: None
     memo: Memo = measure_now
 
     def by_layer(self) -> Costs:

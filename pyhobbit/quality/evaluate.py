@@ -196,7 +196,7 @@ class Evaluator(Closing):
 
     # --- computing
 
-    def reference(self, chunks: Sequence[Chunk], progress: Progress | None = None) -> np.ndarray:
+    def reference(self, chunks: Sequence[Chunk], progress: Progress = lambda _n_tokens: None) -> np.ndarray:
         """High-precision logits of the chunks' second halves: float32 [n_chunks, n_scored, n_vocab]."""
         model = self._opened().model
         n_scored = self.n_ctx - 1 - self.n_ctx // 2
@@ -204,15 +204,14 @@ class Evaluator(Closing):
         self._opened().cache.set(**RULES[self.rule])
         for i, chunk in enumerate(chunks):
             kept[i] = self._scored_logits(chunk)
-            if progress is not None:
-                progress(len(chunk))
+            progress(len(chunk))
         return kept
 
     def measure(
         self,
         chunks: Sequence[Chunk],
         reference: np.ndarray,
-        progress: Progress | None = None,
+        progress: Progress = lambda _n_tokens: None,
         **numbers: float,
     ) -> Quality:
         """These numbers of the rule on the chunks that the reference was made of. Raises HobbitError."""
@@ -222,8 +221,7 @@ class Evaluator(Closing):
         compared = []
         for chunk, wanted in zip(chunks, reference, strict=True):
             compared.append(compare(wanted, self._scored_logits(chunk), scored_targets(chunk)))
-            if progress is not None:
-                progress(len(chunk))
+            progress(len(chunk))
         tokens = Comparison(*map(np.concatenate, zip(*compared, strict=True)))
         counted, info = self.stats.since(before), self.info
         n, surprise = counted.selections, np.mean(tokens.surprise)

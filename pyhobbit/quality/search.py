@@ -83,8 +83,8 @@ class Trials:
     evaluator: Evaluator
     chunks: Sequence[Chunk]
     reference: np.ndarray
-    progress: Progress | None = None
-    on_measured: Callable[[Quality], object] | None = None
+    progress: Progress = lambda _n_tokens: None
+    on_measured: Callable[[Quality], object] = lambda _quality: None
     memo: Memo = measure_now
     measured: dict[str, Quality] = field(default_factory=dict)
 
@@ -94,8 +94,7 @@ class Trials:
             self.measured[name] = self.memo(
                 name, lambda: self.evaluator.measure(self.chunks, self.reference, self.progress, **numbers)
             )
-            if self.on_measured is not None:
-                self.on_measured(self.measured[name])
+            self.on_measured(self.measured[name])
         return self.measured[name]
 
 
