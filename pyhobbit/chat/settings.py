@@ -44,10 +44,7 @@ def change(conversation: Conversation, text: str) -> Collection[str]:
     sampling = {name: value for name, value in given.items() if name in SAMPLING_HELP}
     changed = replace(conversation.sampling, **sampling)
     max_tokens = given.get(_MAX_TOKENS, conversation.max_tokens)
-    if max_tokens <= 0 and max_tokens != ChatConfig.no_limit:
-        raise ConfigError(
-            f"max_tokens is {max_tokens}; it must be positive, or {ChatConfig.no_limit} for no limit"
-        )
+    ChatConfig(max_tokens=max_tokens)  # refuses a number that cannot be
     if live := {name: given[name] for name in LIVE if name in given}:
         conversation.engine.set(**live)
     conversation.sampling, conversation.max_tokens = changed, max_tokens

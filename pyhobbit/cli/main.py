@@ -48,7 +48,7 @@ def with_options(message: str) -> str:
     from pyhobbit.settings.table import NAMED, OPTIONS
 
     options = {name: f"--{name.replace('_', '-')}" if name in NAMED else name for name in OPTIONS}
-    options |= {"n_batch": "--batch", "n_ctx": "--ctx", "n_threads": "--threads"}
+    options |= {"n_batch": "--batch", "n_ctx": "--ctx", "n_threads": "--threads", "max_tokens": "-n"}
     first = message.partition(" ")[0]
     if "_" in first and first in options:
         message = options[first] + message.removeprefix(first)

@@ -328,9 +328,8 @@ class ChatConfig:
 
     def __post_init__(self) -> None:
         n_ok = self.max_tokens in (None, self.no_limit) or self.max_tokens > 0
-        _require(
-            n_ok, f"-n is {self.max_tokens}; it must be positive, or -1 for as much as the context allows"
-        )
+        context = f"{self.no_limit} for as much as the context allows"
+        _require(n_ok, f"max_tokens is {self.max_tokens}; it must be positive, or {context}")
         _require(
             self.think in self.thinks, f"--think is '{self.think}'; choose one of {', '.join(self.thinks)}"
         )

@@ -202,7 +202,7 @@ def test_thinking_is_shown_and_changed(capsys: pytest.CaptureFixture[str]) -> No
         ("/set top_k -2", "top_k is -2"),
         ("/set repeat_penalty 0", "repeat_penalty is 0.0"),
         ("/set seed -2", "seed is -2; it must lie between"),
-        ("/set max_tokens 0", "max_tokens is 0; it must be positive, or -1 for no limit"),
+        ("/set max_tokens 0", "max_tokens is 0; it must be positive, or -1 for as much as"),
         ("/set t1 2", "between 0 and 1"),
     ],
 )

@@ -103,7 +103,7 @@ def _saved_text(**changes: Any) -> str:
         (_saved_text(sampling={"temp": 10**400}), "damaged conversation"),
         (_saved_text(messages=[{"role": "user", "content": "\ud800"}]), "surrogates not allowed"),
         (_saved_text(sampling={"tmep": 1}), "unknown setting 'tmep'"),
-        (_saved_text(max_tokens=0), "-n is 0"),
+        (_saved_text(max_tokens=0), "max_tokens is 0"),
         (_saved_text(max_tokens=None), "'max_tokens' has the wrong type"),
     ],
 )

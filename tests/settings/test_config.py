@@ -161,7 +161,7 @@ def test_the_longest_sidecar_path_is_taken() -> None:
 
 
 def test_a_chat_needs_tokens_and_a_folder_for_its_statistics(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="-n is 0"):
+    with pytest.raises(ConfigError, match="max_tokens is 0"):
         ChatConfig(max_tokens=0)
     with pytest.raises(ConfigError, match="create it first"):
         ChatConfig(stats_json=tmp_path / "no" / "stats.json")
@@ -170,7 +170,7 @@ def test_a_chat_needs_tokens_and_a_folder_for_its_statistics(tmp_path: Path) -> 
 
 def test_an_answer_ends_by_itself_where_nobody_limits_it() -> None:
     ChatConfig(max_tokens=ChatConfig.no_limit)
-    with pytest.raises(ConfigError, match="-n is -2"):
+    with pytest.raises(ConfigError, match="max_tokens is -2"):
         ChatConfig(max_tokens=-2)
     with pytest.raises(ConfigError, match="--think is 'maybe'; choose one of on, off, hide"):
         ChatConfig(think="maybe")
