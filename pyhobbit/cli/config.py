@@ -122,9 +122,7 @@ def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None"
         return
     from pyhobbit.settings.resolve import resolve  # takes the native libraries
 
-    on_gpu = (cache.device, cache.device_memory, cache.mode) != (None,) * 3 or (
-        plan is not None and plan.device is not None
-    )
+    on_gpu = (cache.device, cache.device_memory, cache.mode, plan and plan.device) != (None,) * 4
     left_out = set() if on_gpu else {"mode", "device_memory"}
     left_out |= set() if cache.pools is None else {"memory", "device_memory"}
     files = {} if path is None else {"calibration": calibration_path(path).name}
