@@ -3,6 +3,7 @@
 
 import sys
 import time
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from pyhobbit.chat.screen import dimmed, has_style, terminal_width
@@ -11,15 +12,12 @@ from pyhobbit.settings.config import counted_tokens, format_duration
 _PATIENCE_S = 1.0  # nobody asks before
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """A line on standard error, if that is a terminal; a context manager that removes it."""
 
     def __init__(self) -> None:
         self._start_s = time.monotonic()
         self._is_shown = False
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.remove()

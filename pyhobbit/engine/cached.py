@@ -5,6 +5,7 @@ open."""
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -13,13 +14,10 @@ from pyhobbit.engine.stats import ModelInfo, Stats, peak_rss_bytes
 from pyhobbit.errors import HobbitError
 
 
-class Closing:
+class Closing(AbstractContextManager[Any]):
     """A context manager that is closed at its end. If two errors meet, the first one is raised."""
 
     close: Callable[[], None]
-
-    def __enter__(self) -> Any:
-        return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
         try:
