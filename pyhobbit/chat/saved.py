@@ -3,14 +3,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import write_text
-from pyhobbit.settings.config import ChatConfig, SamplingConfig
+from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig, SamplingConfig
 
 _VERSION = 1
 _VERSION_KEY = "pyhobbit_chat"
@@ -58,7 +58,7 @@ def read_chat(path: Path) -> SavedChat:
     values = _read_json(path)
     try:
         return _parse(values)
-    except (KeyError, TypeError, ValueError, OverflowError) as e:
+    except (KeyError, TypeError, ValueError) as e:
         detail = f"it has no {e}" if isinstance(e, KeyError) else e
         raise HobbitError(f"{path} is a damaged conversation: {detail}; load another file") from e
 
@@ -107,15 +107,12 @@ def _parse(values: dict[str, Any]) -> SavedChat:
 
 
 def _sampling(values: dict[str, Any]) -> SamplingConfig:
-    known = {each.name: each.default for each in fields(SamplingConfig)}
-    if unknown := values.keys() - known:
+    if unknown := values.keys() - SAMPLING_HELP.keys():
         raise ValueError(f"it has an unknown setting '{min(unknown)}'")
-    given = {name: value for name, value in values.items() if name != "seed" or value is not None}
-    kinds: dict[str, Any] = {name: float if isinstance(known[name], float) else int for name in given}
-    return SamplingConfig(**{name: kind(_checked(given, name, (int, kind))) for name, kind in kinds.items()})
+    return SamplingConfig(**values)
 
 
-def _checked(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
+def _checked(values: Mapping[str, Any], key: str, kind: type) -> Any:
     value = values[key]
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"'{key}' has the wrong type")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Settings of a user. Making a dataclass checks its values and raises ConfigError."""
 
-import math
 import os
 import re
 import sys
@@ -26,6 +25,7 @@ _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _MAX_TEXT_BYTES = 127
 _MAX_SEED = 2**32 - 2
 _MAX_INT32 = 2**31 - 1
+_MAX_FLOAT = sys.float_info.max
 
 
 def parse_size(text: str) -> int:
@@ -170,9 +170,10 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            kind = "number" if each.type is float else "whole number"
-            _require_number(each.name, getattr(self, each.name), kind)
-        _require(0 <= self.temp < math.inf, f"temp is {self.temp}; it must be 0 (greedy) or more")
+            kind, value = "number" if each.type is float else "whole number", getattr(self, each.name)
+            _require(value is not None or each.name == "seed", f"{each.name} is None; it must be a {kind}")
+            _require_number(each.name, value, kind)
+        _require(0 <= self.temp <= _MAX_FLOAT, f"temp is {self.temp}; it must be 0 (greedy) or more")
         _require(
             -1 <= self.top_k <= _MAX_INT32, f"top_k is {self.top_k}; it must be 0, -1 (all tokens) or more"
         )
@@ -180,7 +181,7 @@ class SamplingConfig:
             value = getattr(self, name)
             _require(0 <= value <= 1, f"{name} is {value}; it must lie between 0 and 1")
         _require(
-            0 < self.repeat_penalty < math.inf,
+            0 < self.repeat_penalty <= _MAX_FLOAT,
             f"repeat_penalty is {self.repeat_penalty}; it must be above 0, and 1 for none",
         )
         is_seed = self.seed is None or -1 <= self.seed <= _MAX_SEED
