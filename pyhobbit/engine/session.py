@@ -41,7 +41,6 @@ class Session(Closing):
         check_model_file(path)
         with opening, contextlib.ExitStack() as stack:
             log.start(verbose)
-            lib.hobbit_clear_last_error()
             with ctrl_c_waits() as came:
                 self.model = Model(path, settings, lambda share: keep_going(share) and not came(), set_model)
                 stack.callback(self.model.close)
@@ -72,7 +71,6 @@ def simulated(
     check_model_file(path)
     with opening, trimmed_heap(), ctrl_c_waits() as came:
         log.start(False)
-        lib.hobbit_clear_last_error()
         model = Model(path, settings, lambda _share: not came(), set_model, True, has_head)
         with contextlib.closing(model):
             yield model

@@ -178,7 +178,6 @@ class Hobbit(CachedModel, _Llama):
             "n_gpu_layers": self.placement.fill(ffi.llama.llama_model_default_params()).n_gpu_layers,
         }
         log.start(llama["verbose"])
-        ffi.lib.hobbit_clear_last_error()
         try:
             with ctrl_c_waits():
                 super().__init__(path, **{**llama, **own})

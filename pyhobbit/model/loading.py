@@ -34,9 +34,10 @@ class Log:
         llama.llama_log_set(self.callback, None)
 
     def start(self, verbose: bool) -> None:
-        """Forgets the errors so far."""
+        """Forgets the errors so far, the engine's last one too."""
         self.verbose = verbose
         self.errors.clear()
+        lib.hobbit_clear_last_error()
 
     def reason(self) -> str | None:
         """The first error since start(), without the names of the functions that wrote it."""
@@ -98,7 +99,6 @@ def _loads(path: Path, **params: Any) -> bool:
     for name, value in params.items():
         setattr(given, name, value)
     log.start(False)
-    lib.hobbit_clear_last_error()
     model = llama.llama_model_load_from_file(bytes(path), given)
     llama.llama_model_free(model)
     return bool(model)
