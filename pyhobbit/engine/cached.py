@@ -45,9 +45,6 @@ class Tally:
             self.counts.update(generated_tokens=1, decoded_tokens=1, decode_s=seconds)
 
 
-_SHARED = ("stats", "live", "set")
-
-
 class CachedModel(Closing):
     """An open model with its expert cache."""
 
@@ -55,7 +52,7 @@ class CachedModel(Closing):
     _load_s: float
 
     def __init_subclass__(cls) -> None:
-        for name in _SHARED:
+        for name in ("stats", "live", "set"):
             setattr(cls, name, getattr(cls, name))  # the reference shows a class's own methods
 
     @property
