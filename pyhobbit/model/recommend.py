@@ -208,12 +208,12 @@ def reasons(found: Sequence[Choice], machine: Machine) -> str:
     )
 
 
-def recommended(name: str, *, endpoint: str | None = None, cache: Path | None = None) -> str:
+def recommended(name: str) -> str:
     """USER/NAME[:QUANT] for USER/NAME: what is downloaded already, else what suits this machine.
 
     Standard error says why. USER/NAME alone without a network or advice. Raises HobbitError.
     """
-    repo = Repo(name, endpoint, cache)
+    repo = Repo(name)
     try:
         files = repo.sizes()
     except UnreachableError:
