@@ -60,14 +60,14 @@ def run(args: argparse.Namespace) -> int:
         if min(values) < least:
             raise ConfigError(f"{option} is {min(values)}; it must be at least {least}")
     add_rpc_devices(args)
-    engine_config(args, without=("trace",))  # refuses settings before a model is downloaded
+    engine_config(args)  # refuses settings before a model is downloaded
     model = model_path(args)
     add_model_options(args, model)
     add_rpc_devices(args)  # machines that the model keeps
     from pyhobbit.engine.engine import Engine
     from pyhobbit.inspect.timeline import token_parts
 
-    with Engine(model, engine_config(args, without=("trace",))) as engine:
+    with Engine(model, engine_config(args)) as engine:
         info = engine.info()
         prompts, decoded = [], []
         texts = _texts()

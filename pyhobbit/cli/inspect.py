@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = engine_config(args, without=("trace", "timeline"))
+    config = engine_config(args)
     require_model(args)
     if args.hf_repo is not None:
         repository, quant = parse_repository(args.hf_repo)
@@ -50,10 +50,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("disk_speed is for USER/NAME without a QUANT; leave it out")
     add_rpc_devices(args)
     model = model_path(args)
-    if add_model_options(args, model):
-        add_rpc_devices(args)
-        config = engine_config(args, without=("trace", "timeline"))
-    _inspect(model, config, args)
+    add_model_options(args, model)
+    add_rpc_devices(args)  # machines that the model keeps
+    _inspect(model, engine_config(args), args)
     return 0
 
 
