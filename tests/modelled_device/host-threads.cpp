@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <list>
 #include <pthread.h>
+#include <semaphore.h>
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -61,19 +62,21 @@ static const auto & real_functions() {
 
 struct host_thread {
     enum { running, ready, blocked, ended } state = ready;
-    ns_t           now                            = 0;
-    int            depth                          = 0; // nested scopes
-    bool           is_main                        = false;
-    const void *   waits_for                      = nullptr; // a mutex, a condition or a thread
-    ns_t           deadline                       = -1;      // -1: it waits for ever
-    bool           is_late                        = false;
-    pthread_cond_t turn                           = PTHREAD_COND_INITIALIZER;
-    pthread_t      id                             = {};
+    ns_t         now                              = 0;
+    int          depth                            = 0; // nested scopes
+    bool         is_main                          = false;
+    const void * waits_for                        = nullptr; // a mutex, a condition or a thread
+    ns_t         deadline                         = -1;      // -1: it waits for ever
+    bool         is_late                          = false;
+    sem_t        turn                             = {}; // posted once it may run
+    pthread_t    id                               = {};
     void * (*work)(void *)                        = nullptr;
     void * argument                               = nullptr;
+
+    host_thread() { sem_init(&turn, 0, 0); }
 };
 
-static pthread_mutex_t          order = PTHREAD_MUTEX_INITIALIZER; // guards all that follows
+// Only the thread that runs uses it.
 static std::list<host_thread> & threads() {
     static auto & all = *new std::list<host_thread>;
     return all;
@@ -85,8 +88,13 @@ static ns_t time_of(const host_thread & t) {
     return t.state == host_thread::blocked ? std::max(t.now, t.deadline) : t.now;
 }
 
+static void await_turn() {
+    while (sem_wait(&self->turn) != 0) { // a signal ends it early
+    }
+}
+
 // Gives the turn to the earliest thread that can run, and returns once the caller has it again; for an ended caller
-// at once. REQUIRES: order is locked; the caller is not running
+// at once. REQUIRES: the caller is not running
 static void hand_over() {
     host_thread * next = nullptr;
     for (host_thread & t : threads()) {
@@ -107,18 +115,17 @@ static void hand_over() {
     if (next == self) {
         return;
     }
-    real_functions().signal(&next->turn);
-    while (self->state != host_thread::running && self->state != host_thread::ended) {
-        real_functions().wait(&self->turn, &order);
+    const bool is_over = self->state == host_thread::ended;
+    sem_post(&next->turn);
+    if (!is_over) {
+        await_turn();
     }
 }
 
 // Lets threads run that are behind the caller.
 static void yield() {
-    real_functions().lock(&order);
     self->state = host_thread::ready;
     hand_over();
-    real_functions().unlock(&order);
 }
 
 // Returns false if the deadline came first.
@@ -128,12 +135,6 @@ static bool block(const void * on, ns_t deadline = -1) {
     self->deadline  = deadline;
     hand_over();
     return !self->is_late;
-}
-
-// Only one thread runs, so that it may look at the others without the lock.
-template <typename F>
-static bool any_other(F is) {
-    return std::any_of(threads().begin(), threads().end(), is);
 }
 
 static void wake(const void * waited_for, bool all, double after_us) {
@@ -155,12 +156,10 @@ static void wake(const void * waited_for, bool all, double after_us) {
 
 void host_threads::begin() {
     clock(); // reads its file as ever
-    real_functions().lock(&order);
-    threads().emplace_back();
-    threads().back().state   = host_thread::running;
-    threads().back().is_main = true;
-    real_functions().unlock(&order);
-    self = &threads().back();
+    host_thread & main = threads().emplace_back();
+    main.state         = host_thread::running;
+    main.is_main       = true;
+    self               = &main;
 }
 
 host_threads::scope::scope() {
@@ -195,49 +194,30 @@ static int lock(pthread_mutex_t * m) {
         if (error != EBUSY) {
             return error;
         }
-        const scope here;
-        real_functions().lock(&order);
         block(m);
-        real_functions().unlock(&order);
     }
     return 0;
 }
 
 static int wait(pthread_cond_t * c, pthread_mutex_t * m, ns_t deadline) {
-    const scope here;
-    real_functions().lock(&order);
     real_functions().unlock(m);
     wake(m, true, 0);
     const bool in_time = block(c, deadline);
-    real_functions().unlock(&order);
-    const int error = lock(m);
+    const int  error   = lock(m);
     return error ? error : in_time ? 0 : ETIMEDOUT;
 }
 
 static void notify(pthread_cond_t * c, bool all) {
-    const scope here;
-    real_functions().lock(&order);
     wake(c, all, host_threads::clock().price().wake_us);
-    real_functions().unlock(&order);
 }
 
 static void * run(void * argument) {
-    self     = static_cast<host_thread *>(argument);
-    self->id = pthread_self();
-    real_functions().lock(&order);
-    while (self->state != host_thread::running) {
-        real_functions().wait(&self->turn, &order);
-    }
-    real_functions().unlock(&order);
+    self = static_cast<host_thread *>(argument);
+    await_turn();
     void * result = self->work(self->argument);
-    {
-        const scope here;
-        real_functions().lock(&order);
-        wake(self, true, 0);
-        self->state = host_thread::ended;
-        hand_over();
-        real_functions().unlock(&order);
-    }
+    wake(self, true, 0);
+    self->state = host_thread::ended;
+    hand_over();
     self = nullptr;
     return result;
 }
@@ -258,27 +238,16 @@ __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * 
     if (!self || self->depth > 0) {
         return real_functions().lock(m);
     }
-    if (any_other([](const host_thread & t) { return t.state == host_thread::ready || t.deadline >= 0; })) {
-        const scope here;
-        yield();
-    }
+    yield();
     host_threads::clock().lock(self->now, self->is_main);
     return lock(m);
 }
 
 __attribute__((visibility("default"))) int pthread_mutex_unlock(pthread_mutex_t * m) {
-    if (!self || self->depth > 0) {
-        return real_functions().unlock(m);
+    if (self && self->depth == 0) {
+        wake(m, true, 0);
     }
-    if (!any_other([&](const host_thread & t) { return t.waits_for == m; })) {
-        return real_functions().unlock(m);
-    }
-    const scope here;
-    real_functions().lock(&order);
-    const int error = real_functions().unlock(m);
-    wake(m, true, 0);
-    real_functions().unlock(&order);
-    return error;
+    return real_functions().unlock(m);
 }
 
 __attribute__((visibility("default"))) int pthread_cond_wait(pthread_cond_t * c, pthread_mutex_t * m) {
@@ -311,8 +280,6 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t * id, const 
     if (!self) {
         return create(id, attributes, work, argument);
     }
-    const scope here;
-    real_functions().lock(&order);
     host_thread & made = threads().emplace_back();
     made.now           = self->now;
     made.work          = work;
@@ -323,21 +290,17 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t * id, const 
     } else {
         made.id = *id;
     }
-    real_functions().unlock(&order);
     return error;
 }
 
 __attribute__((visibility("default"))) int pthread_join(pthread_t id, void ** result) {
     static auto * join = real<int(pthread_t, void **)>("pthread_join");
     if (self) {
-        const scope here;
-        real_functions().lock(&order);
         for (host_thread & t : threads()) {
             while (pthread_equal(t.id, id) && t.state != host_thread::ended) {
                 block(&t);
             }
         }
-        real_functions().unlock(&order);
     }
     return join(id, result);
 }
