@@ -27,36 +27,34 @@ struct row {
 
 const row rows[] = { HOBBIT_COUNTERS(TIERS, COUNT, SECONDS, STATE) };
 
-// A function, so that it exists before the first counter.
-std::vector<const registered_counter *> & registry() {
-    static std::vector<const registered_counter *> all;
+// [name]. A function, so that it exists before the first counter.
+std::map<std::string, hobbit_counter> & registry() {
+    static std::map<std::string, hobbit_counter> all;
     return all;
+}
+
+// The i-th value, by name.
+template <typename Value>
+const Value & at(const std::map<std::string, Value> & counters, size_t i) {
+    return std::next(counters.begin(), ptrdiff_t(i))->second;
 }
 
 } // namespace
 
-registered_counter::registered_counter(const char * name, const char * metric, const char * help) :
-    row_{ name, HOBBIT_COUNT, metric, nullptr, help } {
-    const auto by_name = [](const registered_counter * a, const registered_counter * b) {
-        return std::string(a->row().name) < b->row().name;
-    };
-    registry().insert(std::upper_bound(registry().begin(), registry().end(), this, by_name), this);
+registered_counter::registered_counter(const char * name, const char * metric, const char * help) : name_(name) {
+    registry()[name] = { name, HOBBIT_COUNT, metric, nullptr, help };
 }
 
-const std::vector<const registered_counter *> & registered_counter::all() {
-    return registry();
-}
-
-std::map<const registered_counter *, stats::counter> stats::zeros() {
-    std::map<const registered_counter *, counter> all;
-    for (const registered_counter * each : registry()) {
-        all.try_emplace(each, 0);
+std::map<std::string, stats::counter> stats::zeros() {
+    std::map<std::string, counter> all;
+    for (const auto & each : registry()) {
+        all.try_emplace(each.first, 0);
     }
     return all;
 }
 
 double stats::value(size_t i) const {
-    return i < std::size(rows) ? rows[i].value(*this) : double(own.at(registry()[i - std::size(rows)]));
+    return i < std::size(rows) ? rows[i].value(*this) : double(at(own, i - std::size(rows)));
 }
 
 } // namespace hobbit
@@ -66,8 +64,7 @@ const struct hobbit_counter * hobbit_counter_at(size_t i) {
     if (i < std::size(rows)) {
         return &rows[i].counter;
     }
-    const auto & more = registered_counter::all();
-    return i - std::size(rows) < more.size() ? &more[i - std::size(rows)]->row() : nullptr;
+    return i - std::size(rows) < registry().size() ? &at(registry(), i - std::size(rows)) : nullptr;
 }
 
 struct hobbit_rates hobbit_get_rates(const double * before, const double * after, double seconds,

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 // Every counter, once: its field, its metric and its help. A new one needs a line here, and one where it is counted.
@@ -61,13 +62,10 @@ class registered_counter {
   public:
     registered_counter(const char * name, const char * metric, const char * help);
 
-    const hobbit_counter & row() const { return row_; }
-
-    // All registered counters, ordered by name.
-    static const std::vector<const registered_counter *> & all();
+    const std::string & name() const { return name_; }
 
   private:
-    const hobbit_counter row_;
+    const std::string name_;
 };
 
 // Counters since opening, and where time goes if a timeline is open. Written by the thread that computes and by the
@@ -92,9 +90,9 @@ struct stats {
     };
 
     // REQUIRES: registered before the object was constructed
-    counter & of(const registered_counter & mechanism) { return own.at(&mechanism); }
+    counter & of(const registered_counter & mechanism) { return own.at(mechanism.name()); }
 
-    std::map<const registered_counter *, counter> own = zeros();
+    std::map<std::string, counter> own = zeros(); // [name]
 
     std::vector<layer_uses> layers; // sized before anything is computed, and not after; empty: not counted
 
@@ -104,7 +102,7 @@ struct stats {
     double value(size_t i) const;
 
   private:
-    static std::map<const registered_counter *, counter> zeros();
+    static std::map<std::string, counter> zeros();
 };
 
 } // namespace hobbit
