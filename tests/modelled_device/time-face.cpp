@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <string_view>
 
 using namespace modelled;
 using host_threads::scope;
@@ -232,16 +233,11 @@ class graph_memory {
     }
 
     static void add(uint64_t & hash, const void * at, size_t size) {
-        for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
-            uint64_t word = 0;
-            std::memcpy(&word, static_cast<const char *>(at) + i, std::min(size - i, sizeof(word)));
-            hash  = (hash ^ word) * 1099511628211u;
-            hash ^= hash >> 29;
-        }
+        hash = 31 * hash + std::hash<std::string_view>()({ static_cast<const char *>(at), size });
     }
 
     static uint64_t hash_of(const ggml_cgraph * graph) {
-        uint64_t hash = 14695981039346656037u;
+        uint64_t hash = 0;
         for (int i = 0; i < graph->n_nodes; i++) {
             add(hash, graph->nodes[i], sizeof(ggml_tensor));
             for (const ggml_tensor * source : graph->nodes[i]->src) {
