@@ -390,27 +390,19 @@ class order_face : public device_observer {
 
 static order_face * face = nullptr; // the only one
 
-template <typename F>
-static void locked(F what) {
-    const std::lock_guard<std::mutex> lock(device_lock());
-    what();
-}
-
 // The lock of the devices orders nothing in the program.
-static bool is_own(const void * lock) {
-    return lock == &device_lock();
+template <typename F>
+static void hear_of(const void * lock, F what) {
+    if (lock != &device_lock()) {
+        const std::lock_guard<std::mutex> held(device_lock());
+        what();
+    }
 }
 
 static const lock_listener listener = {
-    [](const void * lock, bool is_last) {
-        if (!is_own(lock)) {
-            locked([&] { face->acquire(lock, is_last); });
-        }
-    },
+    [](const void * lock, bool is_last) { hear_of(lock, [&] { face->acquire(lock, is_last); }); },
     [](const void * lock) { // it knew the past of those who had the lock before
-        if (!is_own(lock)) {
-            locked([&] { face->lock(lock) = face->release(); });
-        }
+        hear_of(lock, [&] { face->lock(lock) = face->release(); });
     },
 };
 
