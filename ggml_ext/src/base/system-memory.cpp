@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <unistd.h>
 
@@ -25,7 +26,7 @@ void set_system_root(const std::string & folder) {
 }
 
 // The value of "KEY  123 kB" in kB-valued files, of "KEY 123", or with has_type of "KEY 4 123".
-static bool read_field(const std::string & path, const std::string & key, uint64_t & value, bool has_type = false) {
+static std::optional<uint64_t> read_field(const std::string & path, const std::string & key, bool has_type = false) {
     std::ifstream in(path);
     std::string   line;
     while (std::getline(in, line)) {
@@ -33,11 +34,10 @@ static bool read_field(const std::string & path, const std::string & key, uint64
         std::string        name;
         uint64_t           number = 0;
         if (words >> name >> number && name == key && (!has_type || words >> number)) {
-            value = number;
-            return true;
+            return number;
         }
     }
-    return false;
+    return {};
 }
 
 static uint64_t read_limit(const std::string & path) {
@@ -67,9 +67,7 @@ struct cgroup {
         }
         uint64_t reclaimable = 0;
         for (const char * key : { "active_file", "inactive_file", "slab_reclaimable" }) {
-            uint64_t bytes = 0;
-            read_field(dir + "memory.stat", (v2 ? "" : "total_") + std::string(key), bytes);
-            reclaimable += bytes;
+            reclaimable += read_field(dir + "memory.stat", (v2 ? "" : "total_") + std::string(key)).value_or(0);
         }
         const uint64_t used = usage - std::min(usage, reclaimable);
         return most - std::min(most, used);
@@ -83,17 +81,13 @@ static uint64_t least_of_cgroups(uint64_t (cgroup::*value)() const) {
     std::string   line;
     uint64_t      least = UNLIMITED;
     while (std::getline(in, line)) {
-        const size_t first  = line.find(':');
-        const size_t second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos) {
+        std::istringstream fields(line);
+        std::string        number, controllers, path;
+        std::getline(std::getline(std::getline(fields, number, ':'), controllers, ':'), path);
+        const bool v2 = controllers.empty();
+        if (!fields || (!v2 && controllers.find("memory") == std::string::npos)) {
             continue;
         }
-        const std::string controllers = line.substr(first + 1, second - first - 1);
-        const bool        v2          = controllers.empty();
-        if (!v2 && controllers.find("memory") == std::string::npos) {
-            continue;
-        }
-        std::string path = line.substr(second + 1);
         while (true) {
             const std::string root = system_root() + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
             least                  = std::min(least, (cgroup{ root + path + "/", v2 }.*value)());
@@ -107,18 +101,14 @@ static uint64_t least_of_cgroups(uint64_t (cgroup::*value)() const) {
 }
 
 static uint64_t machine_memory(const char * key) {
-    uint64_t kilobytes = 0;
-    return read_field(system_root() + "/proc/meminfo", key, kilobytes)
-               ? kilobytes * 1024
-               : uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
+    const auto kilobytes = read_field(system_root() + "/proc/meminfo", key);
+    return kilobytes ? *kilobytes * 1024 : uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
 }
 
 // ZFS keeps its page cache in memory that the kernel counts as used, and frees it down to c_min.
 static uint64_t reclaimable_of_zfs() {
     const auto field = [](const char * key) {
-        uint64_t value = 0;
-        read_field(system_root() + "/proc/spl/kstat/zfs/arcstats", key, value, true);
-        return value;
+        return read_field(system_root() + "/proc/spl/kstat/zfs/arcstats", key, true).value_or(0);
     };
     const uint64_t size = field("size");
     return std::min(size - std::min(size, field("c_min")), field("mru_evictable_data") + field("mfu_evictable_data"));
@@ -150,9 +140,7 @@ using namespace hobbit;
 
 // In kB, whatever a page is: statm counts pages of the kernel, and an emulator may report others to this process.
 uint64_t hobbit_resident_memory(void) {
-    uint64_t kilobytes = 0;
-    read_field("/proc/self/status", "VmRSS:", kilobytes);
-    return kilobytes * 1024;
+    return read_field("/proc/self/status", "VmRSS:").value_or(0) * 1024;
 }
 
 uint64_t hobbit_available_memory(void) {
