@@ -56,15 +56,11 @@ class timeline {
 // Adds the time of its own life to a timeline. Costs one load of an atomic where the timeline is not open.
 class timeline_span {
   public:
-    timeline_span(timeline & to, const char * name) : to_(to.is_open() ? &to : nullptr), event_() {
+    timeline_span(timeline & to, const char * name, const char * key = nullptr, int64_t value = 0) :
+        to_(to.is_open() ? &to : nullptr), event_{ name, {}, {}, key, value } {
         if (to_) {
-            event_.name  = name;
             event_.begin = timeline::clock::now();
         }
-    }
-
-    timeline_span(timeline & to, const char * name, const char * key, int64_t value) : timeline_span(to, name) {
-        note(key, value);
     }
 
     ~timeline_span() {
