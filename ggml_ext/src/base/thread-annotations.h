@@ -70,9 +70,7 @@ class condition {
     // Returns is_over().
     template <typename Duration, typename Predicate>
     bool wait_for(mutex & m, Duration time, Predicate is_over) REQUIRES(m) {
-        bool over = false;
-        adopted(m, [&](auto & lock) { over = native_.wait_for(lock, time, is_over); });
-        return over;
+        return adopted(m, [&](auto & lock) { return native_.wait_for(lock, time, is_over); });
     }
 
     void notify_one() { native_.notify_one(); }
@@ -81,12 +79,12 @@ class condition {
   private:
     // The caller keeps the mutex, also after an exception.
     template <typename F>
-    static void adopted(mutex & m, F wait) REQUIRES(m) {
+    static auto adopted(mutex & m, F wait) REQUIRES(m) {
         struct keeper {
             std::unique_lock<std::mutex> lock;
             ~keeper() { lock.release(); }
         } held{ std::unique_lock<std::mutex>(m.native_, std::adopt_lock) };
-        wait(held.lock);
+        return wait(held.lock);
     }
 
     std::condition_variable native_;
