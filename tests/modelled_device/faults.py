@@ -101,8 +101,8 @@ FAULTS = [
     Fault(
         "experts that run ahead are not pinned",
         f"{SOURCES}/execute/expert-stream.cpp",
-        "        running_.emplace_back(id, tier_id::high);",
-        "        running_.emplace_back(id, tier_id::high);\n"
+        "        running_.push_back({ id, tier_id::high });",
+        "        running_.push_back({ id, tier_id::high });\n"
         "        if (is_fault(NAME)) {\n            unpin_running();\n        }",
         found=r"a copy of .* by stream \d+ of device 0 is not ordered behind MUL_MAT_ID",
         settings={"hobbit.policy": "random", "hobbit.pools": 1 << 20, "hobbit.prefetch": 0},

@@ -223,7 +223,7 @@ status expert_stream::add_products(const work & w, const std::vector<const plann
 
 void expert_stream::release(const inner_graph & device) {
     for (const planned_use * use : held_) {
-        running_.emplace_back(use->id, use->tier);
+        running_.push_back({ use->id, use->tier });
     }
     held_.clear();
     if (device.idle()) {
@@ -241,7 +241,7 @@ void expert_stream::unpin_running() {
 void expert_stream::replace_running(const std::vector<expert_id> & pinned) {
     unpin_running();
     for (const expert_id id : pinned) {
-        running_.emplace_back(id, tier_id::high);
+        running_.push_back({ id, tier_id::high });
     }
 }
 

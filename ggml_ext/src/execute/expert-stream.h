@@ -12,7 +12,6 @@
 #include "plan/layer-plan.h"
 
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -81,10 +80,8 @@ class expert_stream {
     stats &                           stats_;
     const expert_matmuls              products_;
 
-    using pinned_expert = std::pair<expert_id, tier_id>;
-
     std::vector<const planned_use *> held_;    // pinned until the layer is computed, or others need the slots
-    std::vector<pinned_expert>       running_; // experts of layers that the device may still be running
+    std::vector<expert_tier>         running_; // experts of layers that the device may still be running
 };
 
 } // namespace hobbit
