@@ -27,15 +27,23 @@ struct load_state {
 
 enum class load_urgency { demand, prefetch };
 
-// A piece of a part, or all of it: its range of the file, and its destination once it is known.
+// The destination of a part, or of a piece of it. Without a buffer, the file is read in place: data of a part is a
+// multiple of file_reader::alignment with room for aligned_span() bytes, and the part begins at data_offset(). With a
+// buffer, which is a device's memory or has a repacked layout, rows are read into staging memory and set as they
+// arrive.
+struct part_target {
+    char *                data;
+    ggml_backend_buffer_t buffer = nullptr;
+    matrix_shape          shape  = {}; // if there is a buffer
+    size_t                zeros  = 0;  // bytes behind the rows to set to zero, if there is a buffer
+};
+
+// A piece of a part, or all of it: its range of the file, and its destination.
 struct chunk : part_location {
-    load_state *          state;
-    part_id               part;
-    const char *          source; // in host memory; null: the file
-    char *                dst    = nullptr;
-    ggml_backend_buffer_t buffer = nullptr; // null: read in place, at dst
-    matrix_shape          rows   = {};      // if there is a buffer
-    size_t                zeros  = 0;       // bytes behind the rows
+    load_state * state;
+    part_id      part;
+    const char * source; // in host memory; null: the file
+    part_target  to = {};
 
     bool is_of(const load_state & s, part_set parts) const { return state == &s && (parts & part); }
 };
@@ -82,21 +90,11 @@ class chunk_queue {
     std::vector<chunk> prefetching_; // in flight, until they arrive or become demands
 };
 
-// The destination of a part. Without a buffer, the file is read in place: data is a multiple of file_reader::alignment
-// with room for aligned_span() bytes, and the part begins at data_offset(). With a buffer, which is a device's memory
-// or has a repacked layout, rows are read into staging memory and set as they arrive.
-struct part_target {
-    char *                data;
-    ggml_backend_buffer_t buffer = nullptr;
-    matrix_shape          shape  = {}; // if there is a buffer
-    size_t                zeros  = 0;  // bytes behind the part to set to zero, if there is a buffer
-};
+// A part in chunks of `size` bytes that are read in place. They begin at offsets that direct I/O accepts. REQUIRES: the
+// destination has no buffer.
+std::vector<chunk> chunks_in_place(const chunk & whole, size_t size);
 
-// A part in chunks of `size` bytes that are read in place. They begin at offsets that direct I/O accepts. REQUIRES:
-// target has no buffer.
-std::vector<chunk> chunks_in_place(const chunk & whole, const part_target & target, size_t size);
-
-// A part in chunks of whole row groups, of about `size` bytes each. REQUIRES: target has a buffer.
-std::vector<chunk> chunks_of_rows(const chunk & whole, const part_target & target, size_t size);
+// A part in chunks of whole row groups, of about `size` bytes each. REQUIRES: the destination has a buffer.
+std::vector<chunk> chunks_of_rows(const chunk & whole, size_t size);
 
 } // namespace hobbit

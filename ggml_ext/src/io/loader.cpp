@@ -157,8 +157,8 @@ void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, 
         stream.reset(ggml_backend_dev_init(device, nullptr));
     }
     for (const chunk & c : chunks) {
-        set_rows(c.buffer, c.type, c.rows, c.source, c.dst, stream.get());
-        set_zeros(c.buffer, c.dst + c.size, c.zeros);
+        set_rows(c.to.buffer, c.type, c.to.shape, c.source, c.to.data, stream.get());
+        set_zeros(c.to.buffer, c.to.data + c.size, c.to.zeros);
         bytes += c.size;
     }
     if (stream) {
@@ -171,8 +171,8 @@ void loader::copy(ggml_backend_dev_t device, const std::vector<chunk> & chunks, 
 status loader::read(const chunk & next, staging_buffer & staging) {
     const size_t before = data_offset(next);
     const size_t span   = aligned_span(next);
-    char *       dst    = next.dst;
-    if (next.buffer) {
+    char *       dst    = next.to.data;
+    if (next.to.buffer) {
         if (!staging.reserve(span)) {
             return status::error("no memory left to read experts (%zu bytes)", span);
         }
@@ -182,22 +182,22 @@ status loader::read(const chunk & next, staging_buffer & staging) {
         const timeline_span event(stats_.events, "read", "bytes", int64_t(span));
         HOBBIT_TRY(reader_.read_at(next.file, next.offset - before, span, before + next.size, dst));
     }
-    if (next.buffer) {
+    if (next.to.buffer) {
         set(next, dst + before);
     }
     return {};
 }
 
 void loader::set(const chunk & next, const char * rows) {
-    const ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(next.buffer));
+    const ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(next.to.buffer));
     const timeline_span      event(stats_.events, "convert", "bytes", int64_t(next.size));
     if (device && is_host_device(device)) { // the CPU's own layouts are no host memory to ggml
-        set_rows(next.buffer, next.type, next.rows, rows, next.dst);
+        set_rows(next.to.buffer, next.type, next.to.shape, rows, next.to.data);
         return;
     }
     change_transfers(device, 1, 0);
-    set_rows(next.buffer, next.type, next.rows, rows, next.dst);
-    set_zeros(next.buffer, next.dst + next.size, next.zeros);
+    set_rows(next.to.buffer, next.type, next.to.shape, rows, next.to.data);
+    set_zeros(next.to.buffer, next.to.data + next.size, next.to.zeros);
     change_transfers(device, -1, next.size);
 }
 
@@ -303,9 +303,9 @@ void loader::submit(load_state & state, part_id part, const part_location & loca
                     load_urgency urgency) {
     mutex_lock lock(mutex_);
     if (is_due(state, part, urgency)) {
-        const chunk whole  = { location, &state, part, nullptr };
-        const auto  chunks = target.buffer ? chunks_of_rows(whole, target, chunk_size - 2 * file_reader::alignment)
-                                           : chunks_in_place(whole, target, chunk_size);
+        const chunk whole  = { location, &state, part, nullptr, target };
+        const auto  chunks = target.buffer ? chunks_of_rows(whole, chunk_size - 2 * file_reader::alignment)
+                                           : chunks_in_place(whole, chunk_size);
         mark_requested(chunks);
         enqueue(chunks, urgency);
     }
@@ -320,7 +320,7 @@ void loader::transfer(load_state & state, part_id part, const load_state & from,
     }
     const link & to     = link_of(target.buffer);
     const size_t size   = std::max(chunk_size, to.bytes_in(COPY_TIME));
-    const auto   chunks = chunks_of_rows({ location, &state, part, source }, target, size);
+    const auto   chunks = chunks_of_rows({ location, &state, part, source, target }, size);
     mark_requested(chunks);
     if (from.arrived & part) {
         enqueue(chunks, urgency);

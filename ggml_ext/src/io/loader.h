@@ -161,7 +161,7 @@ class loader {
     void   run_reads(size_t thread) REQUIRES(mutex_);
     void   run_copies(ggml_backend_dev_t device) REQUIRES(mutex_);
     void   give_up(const std::exception & e) REQUIRES(mutex_);
-    lane & lane_of(const chunk & c) REQUIRES(mutex_) { return c.source ? link_of(c.buffer).copies : disk_; }
+    lane & lane_of(const chunk & c) REQUIRES(mutex_) { return c.source ? link_of(c.to.buffer).copies : disk_; }
     link & link_of(ggml_backend_buffer_t buffer) REQUIRES(mutex_);
 
     std::vector<lane *> lanes() REQUIRES(mutex_);
