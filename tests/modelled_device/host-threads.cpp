@@ -44,18 +44,6 @@ static T * real(const char * name, const char * version = nullptr) {
 
 constexpr const char * OWN = "GLIBC_2.3.2"; // the version of conditions that programs are linked to
 
-static const auto & real_functions() {
-    static const struct {
-        decltype(&pthread_mutex_lock)     lock   = real<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
-        decltype(&pthread_mutex_unlock)   unlock = real<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
-        decltype(&pthread_cond_wait)      wait   = real<decltype(pthread_cond_wait)>("pthread_cond_wait", OWN);
-        decltype(&pthread_cond_signal)    signal = real<decltype(pthread_cond_signal)>("pthread_cond_signal", OWN);
-        decltype(&pthread_cond_broadcast) broadcast =
-            real<decltype(pthread_cond_broadcast)>("pthread_cond_broadcast", OWN);
-    } all;
-    return all;
-}
-
 //
 // threads
 //
@@ -182,7 +170,6 @@ ns_t & host_threads::scope::now() {
 } // namespace modelled
 
 using namespace modelled;
-using host_threads::scope;
 
 //
 // interposed functions
@@ -200,8 +187,7 @@ static int lock(pthread_mutex_t * m) {
 }
 
 static int wait(pthread_cond_t * c, pthread_mutex_t * m, ns_t deadline) {
-    real_functions().unlock(m);
-    wake(m, true, 0);
+    pthread_mutex_unlock(m);
     const bool in_time = block(c, deadline);
     const int  error   = lock(m);
     return error ? error : in_time ? 0 : ETIMEDOUT;
@@ -235,8 +221,9 @@ static const std::string & meminfo() {
 
 extern "C" {
 __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * m) {
+    static auto * real_lock = real<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
     if (!self || self->depth > 0) {
-        return real_functions().lock(m);
+        return real_lock(m);
     }
     yield();
     host_threads::clock().lock(self->now, self->is_main);
@@ -244,14 +231,16 @@ __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * 
 }
 
 __attribute__((visibility("default"))) int pthread_mutex_unlock(pthread_mutex_t * m) {
+    static auto * unlock = real<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
     if (self && self->depth == 0) {
         wake(m, true, 0);
     }
-    return real_functions().unlock(m);
+    return unlock(m);
 }
 
 __attribute__((visibility("default"))) int pthread_cond_wait(pthread_cond_t * c, pthread_mutex_t * m) {
-    return self ? wait(c, m, -1) : real_functions().wait(c, m);
+    static auto * real_wait = real<decltype(pthread_cond_wait)>("pthread_cond_wait", OWN);
+    return self ? wait(c, m, -1) : real_wait(c, m);
 }
 
 __attribute__((visibility("default"))) int pthread_cond_clockwait(pthread_cond_t * c, pthread_mutex_t * m, clockid_t id,
@@ -261,17 +250,19 @@ __attribute__((visibility("default"))) int pthread_cond_clockwait(pthread_cond_t
 }
 
 __attribute__((visibility("default"))) int pthread_cond_signal(pthread_cond_t * c) {
+    static auto * signal = real<decltype(pthread_cond_signal)>("pthread_cond_signal", OWN);
     if (self) {
         notify(c, false);
     }
-    return real_functions().signal(c);
+    return signal(c);
 }
 
 __attribute__((visibility("default"))) int pthread_cond_broadcast(pthread_cond_t * c) {
+    static auto * broadcast = real<decltype(pthread_cond_broadcast)>("pthread_cond_broadcast", OWN);
     if (self) {
         notify(c, true);
     }
-    return real_functions().broadcast(c);
+    return broadcast(c);
 }
 
 __attribute__((visibility("default"))) int pthread_create(pthread_t * id, const pthread_attr_t * attributes,
@@ -308,7 +299,7 @@ __attribute__((visibility("default"))) int pthread_join(pthread_t id, void ** re
 // std::chrono::steady_clock::now()
 __attribute__((visibility("default"))) int64_t _ZNSt6chrono3_V212steady_clock3nowEv() {
     if (self) {
-        return scope().now();
+        return self->now;
     }
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -328,7 +319,7 @@ __attribute__((visibility("default"))) ssize_t pread(int file, void * to, size_t
 __attribute__((visibility("default"))) int nanosleep(const timespec * time, timespec * left) {
     static auto * sleep = real<int(const timespec *, timespec *)>("nanosleep");
     if (self) {
-        scope().now() += ns_t(time->tv_sec) * 1000000000 + time->tv_nsec;
+        self->now += ns_t(time->tv_sec) * 1000000000 + time->tv_nsec;
     }
     return sleep(time, left); // another process may be waited for
 }
