@@ -37,7 +37,7 @@ class Device:
         library.modelled_configure.restype = library.modelled_report.restype = ctypes.c_char_p
         library.ggml_backend_init.restype = ctypes.c_void_p
         library.modelled_begin()
-        if error := library.modelled_configure(f"face=time compute=0 {self.settings}".encode()):
+        if error := library.modelled_configure(f"compute=0 {self.settings}".encode()):
             raise HobbitError(f"the price file's device: {error.decode()}")
         ggml.ggml_backend_register(ctypes.c_void_p(library.ggml_backend_init()))
 

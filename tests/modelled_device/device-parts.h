@@ -10,7 +10,7 @@ namespace modelled {
 
 // Not destroyed, as nothing else here: threads may use a device while the process ends.
 extern settings &        config;
-extern device_observer * face; // null: nobody observes
+extern device_observer * face; // null: the backend is not loaded yet
 
 template <typename F>
 void tell(F what) {

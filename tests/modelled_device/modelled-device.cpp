@@ -241,8 +241,7 @@ static std::string configure(const std::string & text) {
         const long        n     = std::atol(value.c_str());
 
         const std::map<std::string, std::function<void()>> known = {
-            { "face", [&] { config.face                 = value; } },
-            { "name", [&] { config.name                          = value; } },
+            { "name", [&] { config.name                 = value; } },
             { "devices", [&] { config.devices                    = int(n); } },
             { "async", [&] { config.async                        = n != 0; } },
             { "events", [&] { config.events                      = n != 0; } },
@@ -258,9 +257,6 @@ static std::string configure(const std::string & text) {
         } else {
             return "the modelled device has no setting '" + word + "'";
         }
-    }
-    if (config.face == "time" && !make_time_face) {
-        return "only the library of bench.compare --prices has the face time";
     }
     return {};
 }
@@ -292,9 +288,7 @@ ggml_backend_reg_t ggml_backend_init(void) {
     };
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, own, nullptr };
     if (devices.empty()) {
-        face = config.face == "order"  ? make_order_face().release()
-               : config.face == "time" ? make_time_face().release()
-                                       : nullptr;
+        face = make_face().release();
         for (int i = 0; i < config.devices; i++) {
             add_device(&reg);
         }

@@ -23,8 +23,7 @@ namespace modelled {
 
 // Names are those of modelled_configure's text.
 struct settings {
-    std::string face         = "order"; // the observer: order, time, or none ("")
-    std::string name         = "CUDA";  // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
+    std::string name         = "CUDA"; // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
     int         devices      = 1;
     bool        async        = true; // copies in streams
     bool        events       = true;
@@ -109,9 +108,8 @@ class device_observer {
     virtual std::string report() = 0;
 };
 
-// Faces that settings::face names; bench.compare --prices has the time face.
-std::unique_ptr<device_observer> make_order_face();
-std::unique_ptr<device_observer> make_time_face() __attribute__((weak));
+// The library's observer: of the order of accesses, or, for bench.compare --prices, of their times.
+std::unique_ptr<device_observer> make_face();
 
 // The lock of all devices. Observers get it held.
 std::mutex & device_lock();

@@ -432,7 +432,7 @@ order_face::order_face() {
     }
 }
 
-std::unique_ptr<device_observer> make_order_face() {
+std::unique_ptr<device_observer> make_face() {
     return std::make_unique<order_face>();
 }
 

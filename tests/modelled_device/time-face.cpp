@@ -353,7 +353,7 @@ class time_face : public device_observer {
 
 } // namespace
 
-std::unique_ptr<device_observer> modelled::make_time_face() {
+std::unique_ptr<device_observer> modelled::make_face() {
     return std::make_unique<time_face>();
 }
 
