@@ -17,7 +17,7 @@ LOCKS = BUILD / "libmodelled-locks.so"
 KINDS = {
     "CUDA": "name=CUDA",
     "Vulkan": "name=Vulkan",
-    "RPC": "name=RPC async=0 events=0 host_buffer=0 one_queue=1",
+    "RPC": "name=RPC events=0 one_queue=1",
     "no events": "name=CUDA events=0",
 }
 """Settings of devices that are like those, as modelled_configure takes them."""

@@ -243,9 +243,7 @@ static std::string configure(const std::string & text) {
         const std::map<std::string, std::function<void()>> known = {
             { "name", [&] { config.name                 = value; } },
             { "devices", [&] { config.devices                    = int(n); } },
-            { "async", [&] { config.async                        = n != 0; } },
             { "events", [&] { config.events                      = n != 0; } },
-            { "host_buffer", [&] { config.host_buffer            = n != 0; } },
             { "one_queue", [&] { config.one_queue                = n != 0; } },
             { "fused_router", [&] { config.fused_router          = n != 0; } },
             { "compute", [&] { config.compute                    = n != 0; } },

@@ -25,10 +25,8 @@ namespace modelled {
 struct settings {
     std::string name         = "CUDA"; // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
     int         devices      = 1;
-    bool        async        = true; // copies in streams
     bool        events       = true;
-    bool        host_buffer  = true;  // page-locked memory
-    bool        one_queue    = false; // as RPC: a device does all in the order in which it is told, and nobody waits
+    bool        one_queue    = false; // as RPC: all in the order of the calls, nobody waits, no page-locked memory
     bool        fused_router = false; // as CUDA and Vulkan: of a router's ranking there are the chosen experts alone
     bool        compute      = true;  // false: graphs are observed, results and large copies stay what they were
     size_t      memory       = size_t(1) << 30; // bytes of a device

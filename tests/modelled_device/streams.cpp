@@ -103,9 +103,6 @@ static ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (config.fused_router && config.compute) {
         hide_rankings(graph);
     }
-    if (!config.async && !config.one_queue) {
-        synchronize(stream.number);
-    }
     return result;
 }
 
@@ -119,7 +116,7 @@ static ggml_backend_i stream_interface() {
     i.free           = stream_free;
     i.synchronize    = stream_synchronize;
     i.graph_compute  = stream_compute;
-    if (config.async) {
+    if (!config.one_queue) {
         i.set_tensor_async = stream_set;
         i.get_tensor_async = stream_get;
         i.cpy_tensor_async = stream_copy;
@@ -176,8 +173,8 @@ static void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props)
     props->description = dev->iface.get_description(dev);
     props->type        = dev->iface.get_type(dev);
     device_memory(dev, &props->memory_free, &props->memory_total);
-    props->caps.async       = config.async;
-    props->caps.host_buffer = config.host_buffer;
+    props->caps.async       = !config.one_queue;
+    props->caps.host_buffer = !config.one_queue;
     props->caps.events      = config.events;
 }
 
@@ -197,7 +194,7 @@ ggml_backend_device_i device_interface() {
     i.get_props             = device_props;
     i.init_backend          = init_stream;
     i.get_buffer_type       = [](device dev) { return &device_of(dev).memory; };
-    i.get_host_buffer_type  = [](device dev) { return config.host_buffer ? &device_of(dev).host : nullptr; };
+    i.get_host_buffer_type  = [](device dev) { return config.one_queue ? nullptr : &device_of(dev).host; };
     i.supports_op           = [](device, const ggml_tensor * op) {
         return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
     };
