@@ -73,22 +73,21 @@ static bool is_constant(const ggml_tensor * tensor) {
 }
 
 // The section computes rows of its own from this input alone.
-static bool reads_only(const ggml_tensor * input, const layer_section & section) {
-    ggml_tensor ** first    = ggml_graph_nodes(section.graph) + section.first;
-    ggml_tensor ** end      = ggml_graph_nodes(section.graph) + section.end;
-    const auto     is_given = [&](const ggml_tensor * source) {
-        return source == input || std::find(first, end, root_of(source)) != end || is_constant(source);
+static bool reads_only(const ggml_tensor * input, const std::vector<const ggml_tensor *> & nodes) {
+    const auto is_given = [&](const ggml_tensor * source) {
+        const bool is_made = std::find(nodes.begin(), nodes.end(), root_of(source)) != nodes.end();
+        return source == input || is_made || is_constant(source);
     };
-    return std::all_of(first, end, [&](const ggml_tensor * node) {
+    return std::all_of(nodes.begin(), nodes.end(), [&](const ggml_tensor * node) {
         const int i = node->op == GGML_OP_MUL_MAT_ID ? 1 : 0; // the source after the experts, before their numbers
-        return is_noop(node) || (is_given(node->src[i]) && (i == 1 || !node->src[1] || is_given(node->src[1])));
+        return is_given(node->src[i]) && (i == 1 || !node->src[1] || is_given(node->src[1]));
     });
 }
 
 // The section's rows have places of their own.
-static bool has_room(const layer_section & section, ggml_backend_buffer_t places) {
+static bool has_room(const std::vector<const ggml_tensor *> & nodes, ggml_backend_buffer_t places) {
     size_t needed = 0;
-    for (const ggml_tensor * node : nodes_of(section)) {
+    for (const ggml_tensor * node : nodes) {
         needed += node->view_src ? 0 : GGML_PAD(ggml_nbytes(node), ggml_backend_buffer_get_alignment(places));
     }
     return needed <= ggml_backend_buffer_get_size(places);
@@ -96,7 +95,6 @@ static bool has_room(const layer_section & section, ggml_backend_buffer_t places
 
 bool hits_ahead::can_launch(const layer_section & section, inner_graph & inner) {
     const ggml_tensor * matmul = ggml_graph_node(section.graph, section.first);
-    section_                   = section;
     layer_                     = expert_of(matmul).layer;
     input_                     = matmul->src[1];
     if (!inner.in_queue() || !inner.can_begin_layer(layer_) || matmul->ne[2] != 1 ||
@@ -104,9 +102,10 @@ bool hits_ahead::can_launch(const layer_section & section, inner_graph & inner) 
         !ggml_is_contiguous(input_) || input_->ne[1] != 1) {
         return false; // the CPU asks for each layer too, so the graph is searched last
     }
+    nodes_ = nodes_of(section);
     return section.parts == index_.layer(layer_).parts &&
-           cpu_rows::can_share(section, { layer_, 1, matmul->ne[1], {}, {} }) && reads_only(input_, section) &&
-           reserve(inner.backend()) && has_room(section, places_.get()) && look_for_experts();
+           cpu_rows::can_share(section, { layer_, 1, matmul->ne[1], {}, {} }) && reads_only(input_, nodes_) &&
+           reserve(inner.backend()) && has_room(nodes_, places_.get()) && look_for_experts();
 }
 
 status hits_ahead::launch(inner_graph & inner) {
@@ -124,14 +123,12 @@ status hits_ahead::launch(inner_graph & inner) {
     }
     inner.begin_layer(layer_);
     move_input(inner, input_, saved_);
-    const ggml_tensor * ids     = ggml_graph_node(section_.graph, section_.first)->src[2];
-    ggml_tensor *       numbers = inner.add_look_up(tables_[layer_], ids, numbers_);
-    for (int i = section_.first; i < section_.end; i++) {
-        const ggml_tensor * node = ggml_graph_node(section_.graph, i);
-        if (!is_noop(node) && node->op == GGML_OP_MUL_MAT_ID) {
+    ggml_tensor * numbers = inner.add_look_up(tables_[layer_], nodes_.front()->src[2], numbers_);
+    for (const ggml_tensor * node : nodes_) {
+        if (node->op == GGML_OP_MUL_MAT_ID) {
             const part_id part = expert_of(node).part;
             inner.add_matmul(node, stack_of(index_, cache_, standing_in_, tier_id::high, part), numbers);
-        } else if (!is_noop(node)) {
+        } else {
             inner.add_copy(node);
         }
     }
@@ -140,7 +137,6 @@ status hits_ahead::launch(inner_graph & inner) {
 
 status hits_ahead::launch_missing(const layer_routing & routing, const std::vector<const planned_use *> & uses,
                                   inner_graph & inner) {
-    const auto           nodes = nodes_of(section_);
     std::vector<int32_t> rows;
     std::vector<int32_t> experts;
     for (const planned_use * use : uses) {
@@ -149,12 +145,12 @@ status hits_ahead::launch_missing(const layer_routing & routing, const std::vect
             experts.push_back(routing.experts[size_t(row)]);
         }
     }
-    HOBBIT_TRY(inner.full(4 * nodes.size()) ? inner.compute() : status());
-    copies_.begin(nodes.size(), int64_t(rows.size()), 1);
-    copies_.set(nodes.front()->src[2], inner.row_numbers(experts));
+    HOBBIT_TRY(inner.full(4 * nodes_.size()) ? inner.compute() : status());
+    copies_.begin(nodes_.size(), int64_t(rows.size()), 1);
+    copies_.set(nodes_.front()->src[2], inner.row_numbers(experts));
     copies_.set(input_, &to_);
     std::vector<ggml_tensor *> repeated;
-    for (const ggml_tensor * node : nodes) {
+    for (const ggml_tensor * node : nodes_) {
         for (ggml_tensor * source : node->src) {
             if (source && is_constant(source)) {
                 copies_.set(source, source);
@@ -164,7 +160,7 @@ status hits_ahead::launch_missing(const layer_routing & routing, const std::vect
     }
     place_copies();
     HOBBIT_TRY(products_.add_section(repeated, layer_, uses, inner));
-    for (const ggml_tensor * result : results_of(nodes)) {
+    for (const ggml_tensor * result : results_of(nodes_)) {
         inner.add_scatter(result, copies_.of(result), rows);
     }
     return inner.launch();

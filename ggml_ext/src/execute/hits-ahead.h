@@ -71,13 +71,13 @@ class hits_ahead final : public row_source {
     ggml_backend_buffer_ptr    places_;            // places of rows of missing experts
 
     // the layer
-    layer_section        section_ = {};
-    layer_id             layer_;
-    const ggml_tensor *  input_ = nullptr;
-    std::vector<int32_t> table_; // [expert]; NONE: not found
-    expert_id            standing_in_ = {};
-    ggml_tensor          from_, to_; // views of an input that is moved
-    row_copies           copies_;    // copies of the section, for missing experts
+    std::vector<const ggml_tensor *> nodes_; // nodes of its section, without no-ops
+    layer_id                         layer_;
+    const ggml_tensor *              input_ = nullptr;
+    std::vector<int32_t>             table_; // [expert]; NONE: not found
+    expert_id                        standing_in_ = {};
+    ggml_tensor                      from_, to_; // views of an input that is moved
+    row_copies                       copies_;    // copies of the section, for missing experts
 };
 
 } // namespace hobbit
