@@ -126,10 +126,6 @@ size_t slot_layout::overhead() const {
 // banks
 //
 
-bool slot_layout::is_multiplied(const expert_matrix & kind, uint32_t n_slots) const {
-    return multiplies_experts(device_, memory_, kind.type, kind.shape, places_.front()[kind.part].stride, n_slots);
-}
-
 // The number of matrices whose blocks a kernel can count.
 static uint64_t most_counted(const expert_matrix & kind, size_t stride, const device_traits & traits) {
     return traits.counts_in_32_bits ? uint64_t(INT32_MAX) * ggml_type_size(kind.type) / stride : UINT64_MAX;
@@ -143,8 +139,11 @@ status slot_layout::fit_bank(uint32_t & slots_per_bank) {
     }
     const size_t room = ggml_backend_buft_get_max_size(memory_) - file_reader::alignment;
     while (true) {
-        const auto fits = [&](const expert_matrix & kind) { return is_multiplied(kind, slots_per_bank); };
-        const auto bad  = std::find_if_not(matrices_.begin(), matrices_.end(), fits);
+        const auto fits = [&](const expert_matrix & kind) {
+            const size_t stride = places_.front()[kind.part].stride;
+            return multiplies_experts(device_, memory_, kind.type, kind.shape, stride, slots_per_bank);
+        };
+        const auto bad = std::find_if_not(matrices_.begin(), matrices_.end(), fits);
         if (place_stacks(slots_per_bank) <= room && bad == matrices_.end()) {
             return {};
         }

@@ -57,7 +57,6 @@ class slot_layout {
     void   lay_out_stacks();
     size_t place_stacks(uint32_t n_slots);
     status fit_bank(uint32_t & slots_per_bank);
-    bool   is_multiplied(const expert_matrix & kind, uint32_t n_slots) const;
 
     tier_id                    tier_;
     ggml_backend_dev_t         device_;
