@@ -207,7 +207,7 @@ void expert_cache::unpin_below() {
             return false;
         }
         place_.below->unpin(e);
-        if (place_.below->is_exclusive(e.tier)) {
+        if (place_.below->is_exclusive_[e.tier]) {
             const part_set parts = index_.layer(e.id.layer).parts;
             place_.below->note_copy(e, holds(e.id, e.tier, parts) && arrived(e.id, e.tier, parts));
         }
@@ -260,7 +260,7 @@ bool expert_cache::upload(expert_id id, tier_id tier, part_set parts) {
 }
 
 void expert_cache::fill(tier_id tier, const std::vector<expert_id> & experts) {
-    const bool             is_through = place_.below && !place_.below->is_exclusive(tier);
+    const bool             is_through = place_.below && !place_.below->is_exclusive_[tier];
     std::vector<expert_id> brought;
     for (size_t i = 0; i < experts.size() && sets_[tier] && sets_[tier]->n_residents() < n_slots(tier); i++) {
         const expert_id id    = experts[i];

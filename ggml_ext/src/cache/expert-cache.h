@@ -156,8 +156,6 @@ class expert_cache {
     // caches above, and otherwise causes reads of what these evict.
     void make_exclusive(tier_id tier) { is_exclusive_[tier] = true; }
 
-    bool is_exclusive(tier_id tier) const { return is_exclusive_[tier]; }
-
     // Pins an expert that is to be copied from here. A demand evicts like acquire, a prefetch like prefetch. Returns
     // false if there is no slot. unpin undoes it. REQUIRES: the tier has a pool
     bool lend(expert_id id, tier_id tier, load_urgency urgency);
