@@ -28,18 +28,21 @@ expert_cache::expert_cache(const expert_index & index, loader & loader, stats & 
     }
 }
 
-slot_classes expert_cache::classes(tier_id tier, const std::vector<layer_id> & layers) const {
-    slot_classes classes(slots_[tier].size());
-    for (const layer_id layer : layers) {
-        const layer_shape & shape  = index_.layer(layer);
-        const uint32_t      number = classes_[tier][layer];
-        slot_class &        c      = classes[number];
+pool_demand expert_cache::demand(const std::vector<layer_id> & layers) const {
+    pool_demand d;
+    d.n_used = std::max(1u, std::min(index_.n_experts_used(), n_experts_));
+    for (const tier_id tier : index_.tiers()) {
+        d.classes[tier].resize(slots_[tier].size());
+        for (const layer_id layer : layers) {
+            const uint32_t number = classes_[tier][layer];
+            slot_class &   c      = d.classes[tier][number];
 
-        c.size       = slots_[tier][number].slot_size();
-        c.n_experts += shape.is_run ? index_.n_held(tier, layer, layer) : 0;
-        c.n_layers++;
+            c.size       = slots_[tier][number].slot_size();
+            c.n_experts += index_.layer(layer).is_run ? index_.n_held(tier, layer, layer) : 0;
+            c.n_layers++;
+        }
     }
-    return classes;
+    return d;
 }
 
 status expert_cache::allocate(tier_id tier, slot_numbers n_slots, const slot_classes & classes, uint32_t n_used,

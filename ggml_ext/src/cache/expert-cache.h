@@ -45,8 +45,8 @@ class expert_cache {
     // All must outlive the cache.
     expert_cache(const expert_index & index, loader & loader, stats & stats, const pool_place & place);
 
-    // The sizes of the tier's slots, with the experts of these layers that are run.
-    slot_classes classes(tier_id tier, const std::vector<layer_id> & layers) const;
+    // Input for the plan of the pools: the sizes of slots, with the experts of these layers that are run.
+    pool_demand demand(const std::vector<layer_id> & layers) const;
 
     // Bytes of device memory that a pool takes beside its slots.
     size_t overhead(tier_id tier) const { return sum(tier, &slot_memory::overhead); }

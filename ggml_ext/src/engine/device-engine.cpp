@@ -35,19 +35,6 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
 // memory
 //
 
-pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers) {
-    pool_demand d;
-    for (const tier_id tier : index.tiers()) {
-        d.classes[tier] = cache.classes(tier, layers);
-    }
-    d.n_used = std::max(1u, std::min(index.n_experts_used(), index.n_experts()));
-    return d;
-}
-
-pool_demand device_engine::demand() const {
-    return demand_of(shared_.index, cache_, layers_);
-}
-
 uint64_t device_engine::rows(uint32_t n_batch) const {
     const expert_index & index = shared_.index;
     int64_t              n_in  = 0;
@@ -77,10 +64,10 @@ device_memory device_engine::memory(uint64_t rows, const pool_demand & host) con
     return { ggml_backend_dev_name(device_), free_memory(device_), rows, host };
 }
 
-status allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
-                      const pool_slots & slots, cache_policy & policy, const char * where) {
-    const pool_demand wanted = demand_of(index, cache, layers);
-    for (const tier_id tier : index.tiers()) {
+status allocate_pools(expert_cache & cache, const std::vector<layer_id> & layers, const pool_slots & slots,
+                      cache_policy & policy, const char * where) {
+    const pool_demand wanted = cache.demand(layers);
+    for (const tier_id tier : TIERS) {
         if (count_of(slots[tier]) == 0) {
             continue;
         }
@@ -92,7 +79,7 @@ status allocate_pools(const expert_index & index, expert_cache & cache, const st
 }
 
 status device_engine::allocate(const pool_slots & slots, cache_policy & policy) {
-    return allocate_pools(shared_.index, cache_, layers_, slots, policy, ggml_backend_dev_name(device_));
+    return allocate_pools(cache_, layers_, slots, policy, ggml_backend_dev_name(device_));
 }
 
 void device_engine::fill(tier_id tier, const std::vector<expert_id> & most_used) {

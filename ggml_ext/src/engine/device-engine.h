@@ -57,7 +57,7 @@ class device_engine {
 
     uint32_t n_layers() const { return uint32_t(layers_.size()); }
 
-    pool_demand demand() const;
+    pool_demand demand() const { return cache_.demand(layers_); }
 
     // Bytes of the device's memory that computing takes beside the pools, and of these the predictor's.
     uint64_t rows(uint32_t n_batch) const;
@@ -100,9 +100,8 @@ class device_engine {
     std::vector<layer_id>         layers_;
 };
 
-// Input for the plan of a cache's pools for these layers, and their allocation. `where` names the memory in the log.
-pool_demand demand_of(const expert_index & index, const expert_cache & cache, const std::vector<layer_id> & layers);
-status      allocate_pools(const expert_index & index, expert_cache & cache, const std::vector<layer_id> & layers,
-                           const pool_slots & slots, cache_policy & policy, const char * where);
+// Allocates a cache's pools for these layers. `where` names the memory in the log.
+status allocate_pools(expert_cache & cache, const std::vector<layer_id> & layers, const pool_slots & slots,
+                      cache_policy & policy, const char * where);
 
 } // namespace hobbit

@@ -29,7 +29,7 @@ uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
     if (!host_) {
         return engines_.front()->rows(n_batch);
     }
-    const uint64_t n_used     = demand_of(index_, *host_, index_.layers()).n_used;
+    const uint64_t n_used     = host_->demand(index_.layers()).n_used;
     const uint32_t n_together = std::max(n_batch, uint32_t(inner_graph::enough_rows));
     uint64_t       bytes      = 0;
     for (const auto & engine : engines_) {
@@ -41,7 +41,7 @@ uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
 // Divides the limits on memory between the pools of all devices and of the cache in host memory behind them.
 status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const {
     HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
-    const pool_demand         behind = host_ ? demand_of(index_, *host_, index_.layers()) : pool_demand();
+    const pool_demand         behind = host_ ? host_->demand(index_.layers()) : pool_demand();
     other_memory              other  = memory_beside(model_bytes);
     std::vector<device_share> devices;
     for (const auto & engine : engines_) {
@@ -110,7 +110,7 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
 status hobbit_model::allocate_host(const pool_slots & slots) {
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
-    HOBBIT_TRY(allocate_pools(index_, *host_, index_.layers(), slots, *policy_, where));
+    HOBBIT_TRY(allocate_pools(*host_, index_.layers(), slots, *policy_, where));
     for (const tier_id tier : index_.tiers()) {
         uint32_t n_above = 0;
         for (const auto & engine : engines_) {

@@ -70,7 +70,7 @@ TEST_CASE("a slot is a whole number of blocks with room for the widest layer") {
     opened_model                m(model);
     cache_of<posix_file_reader> c(m);
     for (const auto & [tier, bytes] : { std::pair<tier_id, size_t>{ tier_id::high, 65536 }, { tier_id::low, 18432 } }) {
-        const auto classes = c.cache.classes(tier, m.index.layers());
+        const auto classes = c.cache.demand(m.index.layers()).classes[tier];
         REQUIRE(classes.size() == 1);
         const uint64_t size = classes[0].size;
         CHECK(size % file_reader::alignment == 0);

@@ -174,7 +174,8 @@ TEST_CASE("a pool larger than a buffer of the device has several banks, and take
         e.cache.release(id, tier_id::high);
     }
     CHECK(banks.size() > 1);
-    CHECK(bytes <= 16 * e.cache.classes(tier_id::high, m.index.layers())[0].size + e.cache.overhead(tier_id::high));
+    CHECK(bytes <=
+          16 * e.cache.demand(m.index.layers()).classes[tier_id::high][0].size + e.cache.overhead(tier_id::high));
 }
 
 static const char * name_of_vulkan(ggml_backend_reg_t) {

@@ -243,7 +243,7 @@ TEST_CASE("layers with larger experts have slots of their own, and lose them to 
                        } };
     for (const auto & place : places()) {
         engine     e(m, 5, 0, {}, place);
-        const auto classes = e.cache.classes(tier_id::high, m.index.layers());
+        const auto classes = e.cache.demand(m.index.layers()).classes[tier_id::high];
         REQUIRE(classes.size() == 2);
         CHECK(classes[0].n_experts == 8);
         CHECK(classes[1].n_experts == 16);
