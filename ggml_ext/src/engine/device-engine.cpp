@@ -93,10 +93,10 @@ void device_engine::fill(tier_id tier, const std::vector<expert_id> & most_used)
 // computing
 //
 
-void device_engine::start_sharing(const expert_kinds & kinds) {
+void device_engine::start_sharing() {
     executor_.reset(); // its hooks know the share
     share_.reset();    // unregisters its listener of replacements, before the next one registers its own
-    share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, kinds, traits_of(device_).upload_share,
+    share_ = std::make_unique<cpu_share>(shared_.index, cache_, *shared_.host, traits_of(device_).upload_share,
                                          shared_.config.mode(), shared_.counters);
 }
 

@@ -66,8 +66,8 @@ class device_engine {
     // Input for the plan of the device's pools. REQUIRES: the device has memory of its own
     device_memory memory(uint64_t rows, const pool_demand & host) const;
 
-    // Gives the CPU a share of the layers. The kinds must outlive the engine. REQUIRES: there is a host cache
-    void start_sharing(const expert_kinds & kinds);
+    // Gives the CPU a share of the layers. REQUIRES: there is a host cache
+    void start_sharing();
 
     status allocate(const pool_slots & slots, cache_policy & policy);
 

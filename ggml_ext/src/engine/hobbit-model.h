@@ -207,7 +207,6 @@ struct hobbit_model final : public hobbit::split_runner {
     std::unique_ptr<hobbit::run_state>                  run_;
     ggml_backend_buffer_type_t                          transfer_memory_ = nullptr;
     std::unique_ptr<hobbit::expert_cache>               host_;          // null: the pools themselves are in host memory
-    std::optional<hobbit::expert_kinds>                 kinds_;         // if the CPU computes some experts
     std::unique_ptr<hobbit::prefetcher>                 prefetcher_;    // null: no prefetch
     std::vector<std::unique_ptr<hobbit::device_engine>> engines_;       // one for each device
     std::vector<uint32_t>                               layer_engines_; // [layer], index of engines_

@@ -134,12 +134,9 @@ status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
     HOBBIT_TRY(plan_slots(model_bytes, n_batch, slots));
     HOBBIT_TRY(keep_slots(slots));
     const bool shares = count_of(slots.host[tier_id::high]) > 0 && settings_.mode() != compute_mode::gpu;
-    if (shares) {
-        kinds_.emplace(index_);
-    }
     for (size_t i = 0; i < engines_.size(); i++) {
         if (shares && engines_[i]->n_layers() > 0) {
-            engines_[i]->start_sharing(*kinds_);
+            engines_[i]->start_sharing();
         }
         HOBBIT_TRY(engines_[i]->allocate(slots.devices[i], *policy_));
         if (engines_[i]->n_layers() == 0) {

@@ -8,14 +8,14 @@
 
 namespace hobbit {
 
-cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_kinds & kinds,
-                     double upload_share, compute_mode mode, stats & stats) :
+cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, double upload_share,
+                     compute_mode mode, stats & stats) :
     index_(index),
     cache_(cache),
     host_(host),
-    kinds_(kinds),
+    kinds_(index),
     stats_(stats),
-    placement_(kinds.bytes(), upload_share, mode),
+    placement_(kinds_.bytes(), upload_share, mode),
     rows_(index, host),
     passed_(clock::now()) {
     cache_.set_replacement_listener([this](const auto & in, const auto & out) { placement_.gain().replaced(in, out); });

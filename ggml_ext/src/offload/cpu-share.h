@@ -41,8 +41,8 @@ class ready_rows {
 class cpu_share final : public row_source {
   public:
     // All must outlive the object. `cache` is the device's, `host` its next-level cache.
-    cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, const expert_kinds & kinds,
-              double upload_share, compute_mode mode, stats & stats);
+    cpu_share(const expert_index & index, expert_cache & cache, expert_cache & host, double upload_share,
+              compute_mode mode, stats & stats);
     ~cpu_share() override { cache_.set_replacement_listener(nullptr); }
 
     // Takes rows from here where it has them. The source must outlive the object's last use.
@@ -104,7 +104,7 @@ class cpu_share final : public row_source {
     const expert_index & index_;
     expert_cache &       cache_;
     expert_cache &       host_;
-    const expert_kinds & kinds_;
+    const expert_kinds   kinds_;
     stats &              stats_;
     placement            placement_;
     cpu_rows             rows_; // rows of the current section
