@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <set>
 #include <strings.h>
 #include <thread>
 
@@ -136,14 +137,11 @@ status find_compute_devices(const std::string & names, std::vector<ggml_backend_
 }
 
 std::string usable_devices(const std::vector<ggml_backend_dev_t> & devices) {
-    std::vector<ggml_backend_dev_t> seen;
-    std::string                     names;
+    std::set<ggml_backend_dev_t> seen;
+    std::string                  names;
     for (ggml_backend_dev_t device : devices) {
-        if (!device || is_host_device(device) || std::count(seen.begin(), seen.end(), device) > 0) {
-            continue;
-        }
-        seen.push_back(device);
-        if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+        if (!device || is_host_device(device) || !seen.insert(device).second ||
+            ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU) {
             continue;
         }
         if (find_traits(device) && check(device).ok()) {
