@@ -7,12 +7,11 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <sys/resource.h>
 
 namespace hobbit {
 
-static constexpr size_t BUFFER_SIZE = 1 << 20;
+static constexpr std::streamsize BUFFER_SIZE = 1 << 20;
 
 static bool is_other_file(const std::string & path, const std::string & begin) {
     std::error_code ignored;
@@ -34,30 +33,22 @@ status text_file::open(const std::string & path, const char * kind, const std::s
         return status::error("'%s' exists and is not a %s: choose another file for the %s, or remove it", path.c_str(),
                              kind, kind);
     }
-    file_ = fopen(path.c_str(), "w");
-    if (!file_) {
+    buffer_.resize(BUFFER_SIZE);
+    file_.rdbuf()->pubsetbuf(buffer_.data(), BUFFER_SIZE);
+    file_.open(path);
+    if (!is_open()) {
         return status::error("the %s '%s' cannot be written: %s; choose another file", kind, path.c_str(),
                              strerror(errno));
     }
-    buffer_ = begin;
-    return {};
+    return append(begin.data(), begin.size());
 }
 
 status text_file::append(const char * text, size_t size) {
     GGML_ASSERT(is_open());
-    if (!error_.ok()) {
-        return error_;
-    }
-    buffer_.append(text, size);
-    return buffer_.size() >= BUFFER_SIZE ? write_buffer() : status();
-}
-
-status text_file::write_buffer() {
     errno = 0;
-    if (fwrite(buffer_.data(), 1, buffer_.size(), file_) != buffer_.size()) {
+    if (error_.ok() && !file_.write(text, std::streamsize(size))) {
         fail(errno);
     }
-    buffer_.clear();
     return error_;
 }
 
@@ -77,14 +68,11 @@ status text_file::close() {
     if (!is_open()) {
         return {};
     }
-    if (error_.ok()) {
-        write_buffer();
-    }
     errno = 0;
-    if (fclose(file_) != 0) {
+    file_.close();
+    if (!file_) {
         fail(errno);
     }
-    file_ = nullptr;
     std::error_code ignored;
     if (!error_.ok() && std::filesystem::is_regular_file(path_, ignored)) {
         std::filesystem::remove(path_, ignored); // a device like /dev/full stays

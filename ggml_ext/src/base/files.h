@@ -4,8 +4,9 @@
 #include "base/status.h"
 
 #include <cstdint>
-#include <cstdio>
+#include <fstream>
 #include <string>
+#include <vector>
 
 namespace hobbit {
 
@@ -14,18 +15,13 @@ namespace hobbit {
 // Thread-safety: none.
 class text_file {
   public:
-    text_file() = default;
-
     ~text_file() { close(); }
-
-    text_file(const text_file &)             = delete;
-    text_file & operator=(const text_file &) = delete;
 
     // Replaces an older file that begins with `begin` too; any other one is an error, since its data would be lost.
     // `kind` names the file in errors and has static storage. REQUIRES: not open
     status open(const std::string & path, const char * kind, const std::string & begin);
 
-    bool is_open() const { return file_ != nullptr; }
+    bool is_open() const { return file_.is_open(); }
 
     const std::string & path() const { return path_; }
 
@@ -39,14 +35,13 @@ class text_file {
     status close();
 
   private:
-    status write_buffer();
     status fail(int error);
 
-    std::string  path_;
-    const char * kind_ = nullptr;
-    FILE *       file_ = nullptr;
-    std::string  buffer_;
-    status       error_;
+    std::string       path_;
+    const char *      kind_ = nullptr;
+    std::vector<char> buffer_; // the file's
+    std::ofstream     file_;
+    status            error_;
 };
 
 // Raises the process's soft limit of open files so that `n` more can be opened, as far as its hard limit allows.
