@@ -16,13 +16,10 @@ namespace hobbit {
 
 static constexpr uint64_t UNLIMITED = std::numeric_limits<uint64_t>::max();
 
-static std::string & system_root() {
-    static std::string folder;
-    return folder;
-}
+static std::string system_root;
 
 void set_system_root(const std::string & folder) {
-    system_root() = folder;
+    system_root = folder;
 }
 
 // The value of "KEY  123 kB" in kB-valued files, of "KEY 123", or with has_type of "KEY 4 123".
@@ -77,7 +74,7 @@ struct cgroup {
 // The least of a value of all memory cgroups that hold for this process: its own ones and their ancestors.
 // /proc/self/cgroup: "0::/path" for v2, "7:memory:/path" for v1.
 static uint64_t least_of_cgroups(uint64_t (cgroup::*value)() const) {
-    std::ifstream in(system_root() + "/proc/self/cgroup");
+    std::ifstream in(system_root + "/proc/self/cgroup");
     std::string   line;
     uint64_t      least = UNLIMITED;
     while (std::getline(in, line)) {
@@ -89,7 +86,7 @@ static uint64_t least_of_cgroups(uint64_t (cgroup::*value)() const) {
             continue;
         }
         while (true) {
-            const std::string root = system_root() + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+            const std::string root = system_root + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
             least                  = std::min(least, (cgroup{ root + path + "/", v2 }.*value)());
             if (path.empty() || path == "/") {
                 break;
@@ -101,14 +98,14 @@ static uint64_t least_of_cgroups(uint64_t (cgroup::*value)() const) {
 }
 
 static uint64_t machine_memory(const char * key) {
-    const auto kilobytes = read_field(system_root() + "/proc/meminfo", key);
+    const auto kilobytes = read_field(system_root + "/proc/meminfo", key);
     return kilobytes ? *kilobytes * 1024 : uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
 }
 
 // ZFS keeps its page cache in memory that the kernel counts as used, and frees it down to c_min.
 static uint64_t reclaimable_of_zfs() {
     const auto field = [](const char * key) {
-        return read_field(system_root() + "/proc/spl/kstat/zfs/arcstats", key, true).value_or(0);
+        return read_field(system_root + "/proc/spl/kstat/zfs/arcstats", key, true).value_or(0);
     };
     const uint64_t size = field("size");
     return std::min(size - std::min(size, field("c_min")), field("mru_evictable_data") + field("mfu_evictable_data"));
@@ -116,7 +113,7 @@ static uint64_t reclaimable_of_zfs() {
 
 bool has_display() {
     std::error_code none;
-    const bool      has_server = !std::filesystem::is_empty(system_root() + "/tmp/.X11-unix", none) && !none;
+    const bool      has_server = !std::filesystem::is_empty(system_root + "/tmp/.X11-unix", none) && !none;
     const auto      is_set     = [](const char * name) {
         const char * value = std::getenv(name);
         return value && *value;
