@@ -27,10 +27,6 @@ static ggml_guid_t guid() {
     return &own;
 }
 
-static bool is_stream(ggml_backend_t backend) {
-    return backend->guid == guid();
-}
-
 static void stream_free(ggml_backend_t backend) {
     stream_context & stream = stream_of(backend);
     if (stream.number != device_of(backend->device).queue) {
@@ -64,7 +60,7 @@ static void stream_synchronize(ggml_backend_t backend) {
 // Within a device, as CUDA: in the stream of the source, and the other one waits for it.
 static bool stream_copy(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * src, ggml_tensor * dst) {
     const device_context & device = device_of(to->device);
-    if (!is_stream(from) || from->device != to->device || !is_of(src, device) || !is_of(dst, device)) {
+    if (from->device != to->device || !is_of(src, device) || !is_of(dst, device)) {
         return false;
     }
     const int own   = stream_of(from).number;
