@@ -92,25 +92,18 @@ void token_memory::add_similarity(expert_id id, double weight, std::vector<float
     }
 }
 
-namespace {
+bool pool_policy::admits(expert_id newcomer, expert_id victim) {
+    return policy_.admits(newcomer, victim);
+}
 
-class scored_pool : public pool_policy {
-  public:
-    scored_pool(cache_policy & policy, tier_id tier) : policy_(policy), tier_(tier) {}
-
-    bool   admits(expert_id newcomer, expert_id victim) override { return policy_.admits(newcomer, victim); }
-    double value(expert_id id, layer_id running) override { return policy_.value(id, tier_, running); }
-
-  private:
-    cache_policy & policy_;
-    const tier_id  tier_;
-};
-
-} // namespace
+double pool_policy::value(expert_id id, layer_id running) const {
+    return policy_.value(id, tier_, running);
+}
 
 // Asks for each value once: those of the random policy change.
 template <typename Better>
-static expert_id best(pool_policy & pool, const std::vector<candidate> & candidates, layer_id running, Better better) {
+static expert_id best(const pool_policy & pool, const std::vector<candidate> & candidates, layer_id running,
+                      Better better) {
     using rank         = std::pair<double, uint64_t>; // value, touched
     const auto rank_of = [&](const candidate & c) { return rank(pool.value(c.id, running), c.touched); };
     rank       first   = rank_of(candidates.front());
@@ -129,12 +122,8 @@ expert_id pool_policy::victim(const std::vector<candidate> & candidates, layer_i
     return best(*this, candidates, running, std::less<>());
 }
 
-expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, layer_id running) {
+expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, layer_id running) const {
     return best(*this, candidates, running, std::greater<>());
-}
-
-std::unique_ptr<pool_policy> cache_policy::make_pool(tier_id tier) {
-    return std::make_unique<scored_pool>(*this, tier);
 }
 
 } // namespace hobbit

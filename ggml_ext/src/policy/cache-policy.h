@@ -47,11 +47,15 @@ struct candidate {
     uint64_t  touched; // rises with each insert or use in the pool
 };
 
-// The eviction order of one pool, the slots of a tier on one device. The pool reports every insert.
-//
-// A policy gives each expert a value, and the least valuable candidate is the victim, or overrides victim().
+class cache_policy;
+
+// The eviction order of one pool, the slots of a tier on one device. The pool reports every insert. By default the
+// cache's policy tells what it admits, and the value of each expert: the least valuable candidate is the victim.
 class pool_policy {
   public:
+    // The policy must outlive the object.
+    pool_policy(cache_policy & policy, tier_id tier) : policy_(policy), tier_(tier) {}
+
     virtual ~pool_policy() = default;
 
     virtual void on_insert(expert_id) {}
@@ -59,16 +63,20 @@ class pool_policy {
     // Returns true if the newcomer may take the victim's slot. The pool asks this for prefetches and other inserts in
     // the background, and drops them if refused. It never asks for a demand, because the expert is computed from its
     // slot: a policy that would refuse one makes it the next victim instead.
-    virtual bool admits(expert_id /* newcomer */, expert_id /* victim */) { return true; }
+    virtual bool admits(expert_id newcomer, expert_id victim);
 
     // The candidate to evict while layer `running` runs, of one or more. Unless refused by admits(), it is evicted.
     virtual expert_id victim(const std::vector<candidate> & candidates, layer_id running);
 
     // The worth of keeping the expert while layer `running` runs, without a unit: only the order counts.
-    virtual double value(expert_id, layer_id /* running */) { return 0.0; }
+    double value(expert_id id, layer_id running) const;
 
     // The candidate of the largest value, the most recently touched among equals; REQUIRES: at least one.
-    expert_id most_valuable(const std::vector<candidate> & candidates, layer_id running);
+    expert_id most_valuable(const std::vector<candidate> & candidates, layer_id running) const;
+
+  private:
+    cache_policy & policy_;
+    const tier_id  tier_;
 };
 
 // An eviction policy. One object serves all pools of all tiers: it hears the routing of every batch and keeps what the
@@ -100,8 +108,8 @@ class cache_policy {
     // Returns false if a layer may lose all of its experts to others; see resident_set.
     virtual bool has_quotas() const { return true; }
 
-    // The policy of one pool; by default one that asks value() and admits(). The object must outlive it.
-    virtual std::unique_ptr<pool_policy> make_pool(tier_id tier);
+    // The policy of one pool. The object must outlive it.
+    virtual std::unique_ptr<pool_policy> make_pool(tier_id tier) { return std::make_unique<pool_policy>(*this, tier); }
 };
 
 struct policy_traits {

@@ -33,17 +33,9 @@ class fixed_policy : public cache_policy {
 // Admits what has the larger value.
 class admitting_policy : public fixed_policy {
   public:
-    struct pool final : pool_policy {
-        explicit pool(admitting_policy & of) : policy(of) {}
-
-        bool admits(expert_id newcomer, expert_id victim) override { return value(newcomer, 0) > value(victim, 0); }
-
-        double value(expert_id id, layer_id running) override { return policy.value(id, tier_id::low, running); }
-
-        admitting_policy & policy;
-    };
-
-    std::unique_ptr<pool_policy> make_pool(tier_id) override { return std::make_unique<pool>(*this); }
+    bool admits(expert_id newcomer, expert_id victim) override {
+        return value(newcomer, tier_id::low, 0) > value(victim, tier_id::low, 0);
+    }
 };
 
 // A set of 3 layers with 4 experts each.

@@ -5,7 +5,8 @@
 // Records the calls. It evicts the least recently touched expert and admits none after M.
 class recording_pool : public pool_policy {
   public:
-    explicit recording_pool(std::string & calls) : calls_(calls) {}
+    recording_pool(cache_policy & policy, tier_id tier, std::string & calls) :
+        pool_policy(policy, tier), calls_(calls) {}
 
     void on_insert(expert_id id) override { add('+', id); }
 
@@ -24,7 +25,9 @@ class recording_pool : public pool_policy {
 struct recording_policy : cache_policy {
     explicit recording_policy(std::string & to) : calls(to) {}
 
-    std::unique_ptr<pool_policy> make_pool(tier_id) override { return std::make_unique<recording_pool>(calls); }
+    std::unique_ptr<pool_policy> make_pool(tier_id tier) override {
+        return std::make_unique<recording_pool>(*this, tier, calls);
+    }
 
     std::string & calls;
 };

@@ -15,12 +15,7 @@ class guarding_policy : public cache_policy {
   public:
     explicit guarding_policy(const policy_options &) {}
 
-    std::unique_ptr<pool_policy> make_pool(tier_id) override { return std::make_unique<pool>(); }
-
-  private:
-    struct pool final : pool_policy {
-        bool admits(expert_id, expert_id) override { return false; }
-    };
+    bool admits(expert_id, expert_id) override { return false; }
 };
 
 const auto guard = registered_policy::of<guarding_policy>("guard");

@@ -55,14 +55,14 @@ class prompt_policy : public cache_policy {
     class pool : public pool_policy {
       public:
         pool(prompt_policy & policy, tier_id tier) :
-            policy_(policy), tier_(tier), inserts_(policy.options_.table<insert>()) {}
+            pool_policy(policy, tier), prompts_(policy), inserts_(policy.options_.table<insert>()) {}
 
         void on_insert(expert_id id) override {
-            inserts_[id] = { ++n_inserts_, policy_.is_prompt_ ? 0 : policy_.n_prompts_ };
+            inserts_[id] = { ++n_inserts_, prompts_.is_prompt_ ? 0 : prompts_.n_prompts_ };
         }
 
         bool admits(expert_id newcomer, expert_id victim) override {
-            return policy_.is_prompt_ && value(newcomer, {}) > SWAP_RATIO * value(victim, {});
+            return prompts_.is_prompt_ && value(newcomer, {}) > SWAP_RATIO * value(victim, {});
         }
 
         expert_id victim(const std::vector<candidate> & candidates, layer_id running) override {
@@ -78,8 +78,6 @@ class prompt_policy : public cache_policy {
             return std::max_element(candidates.begin(), candidates.end(), later)->id;
         }
 
-        double value(expert_id id, layer_id running) override { return policy_.value(id, tier_, running); }
-
       private:
         struct insert {
             uint64_t number = 0;
@@ -88,13 +86,12 @@ class prompt_policy : public cache_policy {
 
         // Returns true if it was inserted for a token that was generated after the last prompt.
         bool is_guest(expert_id id) const {
-            return !policy_.is_prompt_ && inserts_[id].after > 0 && inserts_[id].after == policy_.n_prompts_;
+            return !prompts_.is_prompt_ && inserts_[id].after > 0 && inserts_[id].after == prompts_.n_prompts_;
         }
 
-        prompt_policy &      policy_;
-        const tier_id        tier_;
-        expert_table<insert> inserts_;
-        uint64_t             n_inserts_ = 0;
+        const prompt_policy & prompts_;
+        expert_table<insert>  inserts_;
+        uint64_t              n_inserts_ = 0;
     };
 
     const policy_options options_;
