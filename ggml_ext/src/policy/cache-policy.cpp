@@ -100,30 +100,26 @@ double pool_policy::value(expert_id id, layer_id running) const {
     return policy_.value(id, tier_, running);
 }
 
+using ranks = std::vector<std::pair<double, uint64_t>>; // [candidate] value, touched
+
 // Asks for each value once: those of the random policy change.
-template <typename Better>
-static expert_id best(const pool_policy & pool, const std::vector<candidate> & candidates, layer_id running,
-                      Better better) {
-    using rank         = std::pair<double, uint64_t>; // value, touched
-    const auto rank_of = [&](const candidate & c) { return rank(pool.value(c.id, running), c.touched); };
-    rank       first   = rank_of(candidates.front());
-    expert_id  found   = candidates.front().id;
-    for (size_t i = 1; i < candidates.size(); i++) {
-        const rank r = rank_of(candidates[i]);
-        if (better(r, first)) {
-            first = r;
-            found = candidates[i].id;
-        }
+static ranks ranks_of(const pool_policy & pool, const std::vector<candidate> & candidates, layer_id running) {
+    ranks all;
+    all.reserve(candidates.size());
+    for (const candidate & c : candidates) {
+        all.emplace_back(pool.value(c.id, running), c.touched);
     }
-    return found;
+    return all;
 }
 
 expert_id pool_policy::victim(const std::vector<candidate> & candidates, layer_id running) {
-    return best(*this, candidates, running, std::less<>());
+    const ranks all = ranks_of(*this, candidates, running);
+    return candidates[size_t(std::min_element(all.begin(), all.end()) - all.begin())].id;
 }
 
 expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, layer_id running) const {
-    return best(*this, candidates, running, std::greater<>());
+    const ranks all = ranks_of(*this, candidates, running);
+    return candidates[size_t(std::max_element(all.begin(), all.end()) - all.begin())].id;
 }
 
 } // namespace hobbit
