@@ -54,7 +54,8 @@ token_memory::token_memory(uint32_t n_layers, uint32_t n_experts, uint32_t n_use
 
 uint64_t token_memory::add(uint64_t before) {
     const uint64_t token = n_added_;
-    forget(slot(token));
+    visit_uses(token, [&](expert_id id) { root(id, slot(token)) = 0; }); // the slot's old token used it
+    std::fill_n(n_routes_.begin() + ptrdiff_t(row(token, 0)), n_layers_, 0);
     n_added_++;
     before_[slot(token)] = known(before);
     after_[slot(token)]  = none;
@@ -62,16 +63,6 @@ uint64_t token_memory::add(uint64_t before) {
         after_[slot(before)] = token;
     }
     return token;
-}
-
-void token_memory::forget(uint32_t slot) {
-    for (layer_id layer = 0; layer < n_layers_; layer++) {
-        const size_t i = size_t(slot) * n_layers_ + layer;
-        for (uint32_t rank = 0; rank < n_routes_[i]; rank++) {
-            root({ layer, routes_[i * n_used_ + rank] }, slot) = 0;
-        }
-        n_routes_[i] = 0;
-    }
 }
 
 void token_memory::use(uint64_t token, expert_id id, double weight) {

@@ -219,8 +219,6 @@ class token_memory {
         return roots_[(size_t(id.layer) * n_experts_ + id.expert) * capacity_ + slot];
     }
 
-    void forget(uint32_t slot);
-
     const uint32_t n_layers_;
     const uint32_t n_experts_;
     const uint32_t n_used_;
