@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <map>
 #include <numeric>
 
@@ -30,7 +29,6 @@ constexpr double   low_worth            = 0.4;  // worth of a low-precision use 
 constexpr uint32_t n_remembered = 256; // tokens
 constexpr size_t   n_similar    = 32;  // how many of those are followed
 constexpr int      n_ahead      = 8;   // tokens, how far
-constexpr uint64_t n_idle_max   = 256; // batches after which a sequence is forgotten
 
 class echo_policy : public cache_policy {
   public:
@@ -47,7 +45,7 @@ class echo_policy : public cache_policy {
         }
     }
 
-    void begin_sequence(uint32_t number) override { find(number).token = token_memory::none; }
+    void begin_sequence(uint32_t number) override { sequences_[number].token = token_memory::none; }
     void begin_tokens(uint32_t number, uint32_t n) override {
         if (in_layers_) {
             begin_batch();
@@ -55,7 +53,7 @@ class echo_policy : public cache_policy {
         batch_tokens_ += n;
         now_weight_   += 1;
         later_weight_ += discount / (1 - discount);
-        sequence & s   = find(number);
+        sequence & s   = sequences_[number];
         s.last_batch   = n_batches_;
         if (n == 1) {
             begin_token(s);
@@ -68,7 +66,7 @@ class echo_policy : public cache_policy {
     void on_use(const expert_usage & use) override {
         in_layers_ = true;
         count(use);
-        sequence & s = find(use.sequence);
+        sequence & s = sequences_[use.sequence];
         if (runs(s)) {
             memory_.add_similarity(use.id, use.weight, s.similar);
             memory_.use(s.token, use.id, use.weight);
@@ -95,33 +93,23 @@ class echo_policy : public cache_policy {
         void add_up() { expected = std::inner_product(rates, rates + n_rates, rate_weight, 0.0); }
     };
 
+    using similarities = std::vector<float>; // [slot]
+
     struct sequence {
-        uint64_t           last_batch = 0;
-        uint64_t           token      = token_memory::none; // token that runs, or ran last; none: several at once
-        std::vector<float> similar; // [slot] similarity to the running token, summed over the layers so far
-        std::vector<float> past;    // [slot] similarity to the token before and, decayed, to earlier ones
+        uint64_t     last_batch = 0;
+        uint64_t     token      = token_memory::none;         // token that runs, or ran last; none: several at once
+        similarities similar    = similarities(n_remembered); // to the running token, summed over the layers so far
+        similarities past       = similarities(n_remembered); // to the token before and, decayed, to earlier ones
     };
 
     using neighbour = std::pair<double, uint64_t>; // weight, token; the rest of the weights' sum to 1 goes to the rates
 
     bool runs(const sequence & s) const { return s.last_batch == n_batches_ && s.token != token_memory::none; }
 
-    sequence & find(uint32_t number) {
-        const auto [at, is_new] = sequences_.try_emplace(number);
-        if (is_new) {
-            const std::vector<float> none(n_remembered, 0.0f);
-            at->second = { n_batches_, token_memory::none, none, none };
-        }
-        return at->second;
-    }
-
     void begin_batch() {
         in_layers_    = false;
         batch_tokens_ = 0;
         n_batches_++;
-        for (auto s = sequences_.begin(); s != sequences_.end();) {
-            s = n_batches_ - s->second.last_batch > n_idle_max ? sequences_.erase(s) : std::next(s);
-        }
         for (estimate & e : experts_) {
             e.now = e.later = 0.0f;
         }
