@@ -20,14 +20,10 @@ static uint64_t expert_bytes(const expert_index & index, tier_id tier, expert_id
     return bytes;
 }
 
-// Bytes of one expert in high precision, or in low if the layer has no other.
+// Mean bytes of a layer's experts in high precision, or in low if the layer has no other.
 static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
-    const tier_id tier   = index.n_held(tier_id::high, layer, layer) > 0 ? tier_id::high : tier_id::low;
-    uint32_t      expert = 0;
-    while (!index.has(tier, { layer, expert })) {
-        expert++;
-    }
-    return expert_bytes(index, tier, { layer, expert });
+    const tier_id tier = index.n_held(tier_id::high, layer, layer) > 0 ? tier_id::high : tier_id::low;
+    return index.tier_bytes(tier, layer, layer) / index.n_held(tier, layer, layer);
 }
 
 static constexpr const char * MAGIC = "# route_trace v1\n";
