@@ -4,8 +4,7 @@
 #include "model/expert-index.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <memory>
+#include <fstream>
 #include <regex>
 
 namespace hobbit {
@@ -28,9 +27,9 @@ std::string beside_model(const std::string & model_path, const char * suffix) {
 }
 
 // FNV-1a, 64 bits
-static uint64_t hash_bytes(uint64_t hash, const void * data, size_t size) {
-    for (size_t i = 0; i < size; i++) {
-        hash = (hash ^ static_cast<const uint8_t *>(data)[i]) * 0x100000001b3ull;
+static uint64_t hash_bytes(uint64_t hash, const std::string & bytes) {
+    for (const char c : bytes) {
+        hash = (hash ^ uint8_t(c)) * 0x100000001b3ull;
     }
     return hash;
 }
@@ -38,15 +37,12 @@ static uint64_t hash_bytes(uint64_t hash, const void * data, size_t size) {
 static status hash_tensor(const gguf_file & file, const gguf_file::tensor & t, uint64_t & hash) {
     const std::string line = format("%s|%s|%lld,%lld,%lld\n", t.name.c_str(), ggml_type_name(t.type),
                                     (long long) t.ne[0], (long long) t.ne[1], (long long) t.ne[2]);
-    hash                   = hash_bytes(hash, line.data(), line.size());
-
-    std::unique_ptr<FILE, int (*)(FILE *)> in(fopen(file.path().c_str(), "rb"), fclose);
-    char                                   sample[64];
-    const size_t                           size = std::min(sizeof(sample), size_t(t.size));
-    if (!in || fseeko(in.get(), t.offset, SEEK_SET) != 0 || fread(sample, 1, size, in.get()) != size) {
+    std::ifstream     in(file.path(), std::ios::binary);
+    std::string       sample(std::min<size_t>(64, t.size), '\0');
+    if (!in.seekg(std::streamoff(t.offset)).read(sample.data(), std::streamsize(sample.size()))) {
         return status::error("cannot read tensor '%s' of '%s'", t.name.c_str(), file.path().c_str());
     }
-    hash = hash_bytes(hash, sample, size);
+    hash = hash_bytes(hash_bytes(hash, line), sample);
     return {};
 }
 
