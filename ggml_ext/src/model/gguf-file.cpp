@@ -151,9 +151,12 @@ bool gguf_file::find_number(const std::string & key, double & value) const {
     return ok;
 }
 
-int64_t gguf_file::find(const std::string & key, int type) const {
+int64_t gguf_file::find(const std::string & key, int type, int element) const {
     const int64_t id = gguf_find_key(gguf_.get(), key.c_str());
-    return id >= 0 && gguf_get_kv_type(gguf_.get(), id) == type ? id : -1;
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != type) {
+        return -1;
+    }
+    return type != GGUF_TYPE_ARRAY || gguf_get_arr_type(gguf_.get(), id) == element ? id : -1;
 }
 
 bool gguf_file::find_u64(const std::string & key, uint64_t & value) const {
@@ -168,13 +171,8 @@ bool gguf_file::find_string(const std::string & key, std::string & value) const 
     return id >= 0;
 }
 
-int64_t gguf_file::find_array_of(const std::string & key, int type) const {
-    const int64_t id = find(key, GGUF_TYPE_ARRAY);
-    return id >= 0 && gguf_get_arr_type(gguf_.get(), id) == type ? id : -1;
-}
-
 bool gguf_file::find_strings(const std::string & key, std::vector<std::string_view> & values) const {
-    const int64_t id = find_array_of(key, GGUF_TYPE_STRING);
+    const int64_t id = find(key, GGUF_TYPE_ARRAY, GGUF_TYPE_STRING);
     for (size_t i = 0; id >= 0 && i < gguf_get_arr_n(gguf_.get(), id); i++) {
         values.emplace_back(gguf_get_arr_str(gguf_.get(), id, i));
     }
@@ -183,7 +181,7 @@ bool gguf_file::find_strings(const std::string & key, std::vector<std::string_vi
 
 template <typename T>
 bool gguf_file::find_array(const std::string & key, int type, std::vector<T> & values) const {
-    const int64_t id = find_array_of(key, type);
+    const int64_t id = find(key, GGUF_TYPE_ARRAY, type);
     if (id < 0) {
         return false;
     }

@@ -46,8 +46,8 @@ class gguf_file {
   private:
     status read_header(std::string_view data);
 
-    int64_t find(const std::string & key, int type) const;          // -1: there is none
-    int64_t find_array_of(const std::string & key, int type) const; // -1: there is none
+    // -1: there is none. element: type of an array's elements
+    int64_t find(const std::string & key, int type, int element = GGUF_TYPE_COUNT) const;
 
     template <typename T>
     bool find_array(const std::string & key, int type, std::vector<T> & values) const;
