@@ -21,11 +21,6 @@ static double best_probability(const float * logits, size_t n) {
     return 1.0 / sum;
 }
 
-static bool is_one_token_each(const batch_info & batch) {
-    return std::all_of(batch.sequences().begin(), batch.sequences().end(),
-                       [](const auto & entry) { return entry.second == 1; });
-}
-
 namespace {
 
 // MoBiLE's second pass (III-A): a draft is kept if its best probability is above the confidence of its sequence. If it
@@ -60,7 +55,8 @@ class second_pass final : public batch_passes {
                 lossy.insert(entry.first);
             }
         }
-        const bool is_draft = can_repeat && !lossy.empty() && is_one_token_each(batch) && batch.has_all_outputs();
+        const bool is_one_each = batch.sequences().size() == batch.tokens().size();
+        const bool is_draft    = can_repeat && !lossy.empty() && is_one_each && batch.has_all_outputs();
         batch.set_pass(is_draft ? batch_pass::draft : batch_pass::only);
         thresholds.raise(is_draft ? std::set<int32_t>() : lossy);
         drafts_ = is_draft ? std::move(lossy) : std::set<int32_t>();
