@@ -52,8 +52,10 @@ class section_copy {
         }
     }
 
+    // The copy has no buffer: its `extra` names layer and part of an expert's weights.
     ggml_tensor * duplicate(const ggml_tensor * t) {
         ggml_tensor * same = ggml_new_tensor(ctx_.get(), t->type, GGML_MAX_DIMS, t->ne);
+        same->extra        = t->extra;
         std::memcpy(same->nb, t->nb, sizeof(same->nb));
         return copies_[t] = same;
     }
@@ -74,20 +76,13 @@ class section_copy {
         const bool is_bias   = node->op == GGML_OP_ADD_ID;
         for (int i = 0; i < (is_matmul ? 3 : GGML_MAX_SRC); i++) {
             if (is_matmul && i == 0) {
-                same->src[i] = weights(node->src[i]);
+                same->src[i] = duplicate(node->src[i]);
             } else if (is_bias && i == 1) {
                 same->src[i] = node->src[i]; // the model's
             } else if (node->src[i]) {
                 same->src[i] = (is_matmul || is_bias) && i == 2 ? ids(node->src[i]) : source(node->src[i]);
             }
         }
-        return same;
-    }
-
-    // The copy has no buffer: its `extra` names layer and part.
-    ggml_tensor * weights(const ggml_tensor * t) {
-        ggml_tensor * same = duplicate(t);
-        same->extra        = t->extra;
         return same;
     }
 
