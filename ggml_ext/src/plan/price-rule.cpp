@@ -19,7 +19,7 @@ const rule_number price_number("price", "hobbit.price", 1e9, "0", rule_number::f
 // The rule "edgemoe" knows no weights: an expert is high or low for all tokens (EdgeMoE, III-B), by its cost alone.
 class price_rule : public precision_rule {
   public:
-    explicit price_rule(const rule_options & options, bool weighs = true) : options_(options), weighs_(weighs) {}
+    explicit price_rule(const rule_options & options) : options_(options), weighs_(options.name != "edgemoe") {}
 
     std::vector<precision> decide(const rule_input & in) override {
         const layer_routing &  routing = in.routing;
@@ -71,18 +71,13 @@ class price_rule : public precision_rule {
     }
 
     const rule_options options_;
-    const bool         weighs_;
-};
-
-class edgemoe_rule : public price_rule {
-  public:
-    explicit edgemoe_rule(const rule_options & options) : price_rule(options, false) {}
+    const bool         weighs_; // false: the rule "edgemoe"
 };
 
 const rule_traits traits = { "", "hobbit.price", true, true, -1.0, nullptr, nullptr, nullptr };
 
 const auto price   = registered_rule::of<price_rule>("price", traits);
-const auto edgemoe = registered_rule::of<edgemoe_rule>("edgemoe", traits);
+const auto edgemoe = registered_rule::of<price_rule>("edgemoe", traits);
 
 } // namespace
 
