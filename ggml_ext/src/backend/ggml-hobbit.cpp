@@ -68,38 +68,31 @@ static ggml_backend_hobbit_context & backend_context(ggml_backend_t backend) {
 // buffer
 //
 
-struct ggml_backend_hobbit_buffer_context {
-    split_runner * runner; // one reference
-    void *         base;
-};
-
-static ggml_backend_hobbit_buffer_context * buffer_context(ggml_backend_buffer_t buffer) {
-    return (ggml_backend_hobbit_buffer_context *) buffer->context;
+static split_runner * runner_of(ggml_backend_buffer_t buffer) {
+    return (split_runner *) buffer->buft->context;
 }
 
+// The context of a buffer is its base.
 static void ggml_backend_hobbit_buffer_free(ggml_backend_buffer_t buffer) {
-    auto * ctx = buffer_context(buffer);
-    munmap(ctx->base, buffer->size);
-    ctx->runner->unref();
-    delete ctx;
+    munmap(buffer->context, buffer->size);
+    runner_of(buffer)->unref();
 }
 
 static enum ggml_status ggml_backend_hobbit_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
-    auto * ctx = buffer_context(buffer);
-    if (!ctx->runner->owns(tensor->name)) {
+    if (!runner_of(buffer)->owns(tensor->name)) {
         GGML_LOG_ERROR("hobbit: '%s' cannot live in the expert cache: LoRA adapters on routed experts are not "
                        "supported\n",
                        tensor->name);
         return GGML_STATUS_FAILED;
     }
-    tensor->extra = const_cast<expert_tensor *>(ctx->runner->find_tensor(tensor->name));
+    tensor->extra = const_cast<expert_tensor *>(runner_of(buffer)->find_tensor(tensor->name));
     return GGML_STATUS_SUCCESS;
 }
 
 static struct ggml_backend_buffer_i ggml_backend_hobbit_buffer_i() {
     ggml_backend_buffer_i i = {};
     i.free_buffer           = ggml_backend_hobbit_buffer_free;
-    i.get_base              = [](ggml_backend_buffer_t buffer) { return buffer_context(buffer)->base; };
+    i.get_base              = [](ggml_backend_buffer_t buffer) { return buffer->context; };
     i.init_tensor           = ggml_backend_hobbit_buffer_init_tensor;
     i.set_tensor            = [](ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t, size_t) {
         GGML_ABORT("%s is read from its file, not set", tensor->name);
@@ -128,10 +121,9 @@ static ggml_backend_buffer_t ggml_backend_hobbit_buffer_type_alloc_buffer(ggml_b
         GGML_LOG_ERROR("hobbit: cannot reserve %zu bytes of address space\n", size);
         return NULL;
     }
-    auto * runner = (split_runner *) buft->context;
-    runner->ref();
-    return ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i(),
-                                    new ggml_backend_hobbit_buffer_context{ runner, base }, size);
+    ggml_backend_buffer_t buffer = ggml_backend_buffer_init(buft, ggml_backend_hobbit_buffer_i(), base, size);
+    runner_of(buffer)->ref();
+    return buffer;
 }
 
 static struct ggml_backend_buffer_type_i ggml_backend_hobbit_buffer_type_i() {
@@ -199,7 +191,7 @@ static split_runner * find_runner(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
         if (const ggml_tensor * user = is_row_lookup(node) ? node : hobbit::find_matmul(node)) {
-            return (split_runner *) user->src[0]->buffer->buft->context;
+            return runner_of(user->src[0]->buffer);
         }
     }
     return nullptr;
