@@ -17,7 +17,9 @@ namespace hobbit {
 static constexpr size_t GRAPH_SIZE = 1024;
 static constexpr size_t RESERVE    = GGML_MAX_SRC;
 
-void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor) {
+// Returns when the device has computed the tensor, even if the device synchronizes early (see device_traits).
+// REQUIRES: ggml_backend_synchronize(backend) was called; the tensor has four bytes or more.
+static void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor) {
     if (traits_of(ggml_backend_get_device(backend)).synchronizes_early) {
         float one;
         ggml_backend_tensor_get(tensor, &one, 0, sizeof(one));

@@ -28,10 +28,6 @@ inline const ggml_tensor * root_of(const ggml_tensor * tensor) {
     return tensor->view_src ? tensor->view_src : tensor;
 }
 
-// Returns when the device has computed the tensor, even if the device synchronizes early (see device_traits).
-// REQUIRES: ggml_backend_synchronize(backend) was called; the tensor has four bytes or more.
-void wait_until_computed(ggml_backend_t backend, const ggml_tensor * tensor);
-
 // Equal weight matrices, evenly spaced in the memory of the compute device.
 struct matrices {
     ggml_type             type;
