@@ -158,13 +158,80 @@ class belady_policy : public cache_policy {
 class prediction_judge {
   public:
     // Fails for a predictor that needs more than routes.
-    status open(const hobbit_simulation & options, const settings & given);
+    status open(const hobbit_simulation & options, const settings & given) {
+        if (!given.values().is_given("hobbit.predictor")) {
+            return {};
+        }
+        predictor_options of;
+        of.n_experts.assign(options.n_layers, options.n_experts);
+        if (options.n_used_by_layer) {
+            of.n_used.assign(options.n_used_by_layer, options.n_used_by_layer + options.n_layers);
+        }
+        of.bar = given.number("hobbit.prefetch_bar");
+        of.paths.assign(options.paths, options.paths + options.n_paths);
+        if (!each_path(of.paths, of.n_experts, [](const stored_path &) {})) {
+            return status::error("the activation paths are not of these layers and experts");
+        }
+        const std::string & chosen = given.text("hobbit.predictor");
+        std::string         all;
+        for (const std::string & name : registered_predictor::names()) {
+            of.name        = name;
+            auto candidate = registered_predictor::make(of);
+            if (candidate->accepts(nullptr)) { // it runs on routes
+                all     += (all.empty() ? "" : ", ") + name;
+                judged_  = name == chosen ? std::move(candidate) : std::move(judged_);
+            }
+        }
+        return judged_
+                   ? status()
+                   : status::error("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
+                                   "one of %s",
+                                   chosen.c_str(), all.c_str());
+    }
 
     // The layer's router has chosen; the counts go to `result` if the layer is counted.
-    void on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result);
+    void on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result) {
+        if (!judged_) {
+            return;
+        }
+        judged_->on_routing(routing);
+        if (routing.layer != layer_) { // the layer did not run
+            predicted_.clear();
+            missing_.clear();
+        }
+        if (is_counted && routing.layer > 0) { // nothing is predicted for the first layer
+            const std::set<uint32_t> chosen(routing.experts.begin(), routing.experts.end());
+            const auto               is_chosen = [&](uint32_t e) { return chosen.count(e) > 0; };
+            const auto               n_chosen  = [&](const std::set<uint32_t> & experts) {
+                return uint64_t(std::count_if(experts.begin(), experts.end(), is_chosen));
+            };
+            result.predictable             += chosen.size();
+            result.predicted_right         += n_chosen(predicted_);
+            result.predicted_missing       += missing_.size();
+            result.predicted_missing_right += n_chosen(missing_);
+        }
+    }
 
     // The layer's experts are loaded; the next layer is predicted.
-    void look_ahead(const layer_routing & running, const std::function<bool(expert_id)> & is_resident);
+    void look_ahead(const layer_routing & running, const std::function<bool(expert_id)> & is_resident) {
+        if (!judged_) {
+            return;
+        }
+        std::vector<layer_routing> predictions;
+        const status               s = judged_->predict(running, 1, nullptr, nullptr, predictions);
+        GGML_ASSERT(s.ok()); // it only reads its own tables
+        layer_ = layer_id(running.layer + 1);
+        predicted_.clear();
+        missing_.clear();
+        for (const layer_routing & next : predictions) {
+            for (const int32_t expert : next.experts) {
+                predicted_.insert(uint32_t(expert));
+                if (!is_resident({ next.layer, uint32_t(expert) })) {
+                    missing_.insert(uint32_t(expert));
+                }
+            }
+        }
+    }
 
   private:
     std::unique_ptr<predictor> judged_; // null: none
@@ -172,78 +239,6 @@ class prediction_judge {
     std::set<uint32_t>         predicted_;
     std::set<uint32_t>         missing_; // missing ones of these
 };
-
-status prediction_judge::open(const hobbit_simulation & options, const settings & given) {
-    if (!given.values().is_given("hobbit.predictor")) {
-        return {};
-    }
-    predictor_options of;
-    of.n_experts.assign(options.n_layers, options.n_experts);
-    if (options.n_used_by_layer) {
-        of.n_used.assign(options.n_used_by_layer, options.n_used_by_layer + options.n_layers);
-    }
-    of.bar = given.number("hobbit.prefetch_bar");
-    of.paths.assign(options.paths, options.paths + options.n_paths);
-    if (!each_path(of.paths, of.n_experts, [](const stored_path &) {})) {
-        return status::error("the activation paths are not of these layers and experts");
-    }
-    const std::string & chosen = given.text("hobbit.predictor");
-    std::string         all;
-    for (const std::string & name : registered_predictor::names()) {
-        of.name        = name;
-        auto candidate = registered_predictor::make(of);
-        if (candidate->accepts(nullptr)) { // it runs on routes
-            all     += (all.empty() ? "" : ", ") + name;
-            judged_  = name == chosen ? std::move(candidate) : std::move(judged_);
-        }
-    }
-    return judged_ ? status()
-                   : status::error("no predictor '%s' runs on routes alone, which is all that a trace holds: choose "
-                                   "one of %s",
-                                   chosen.c_str(), all.c_str());
-}
-
-void prediction_judge::on_routing(const layer_routing & routing, bool is_counted, hobbit_simulation_result & result) {
-    if (!judged_) {
-        return;
-    }
-    judged_->on_routing(routing);
-    if (routing.layer != layer_) { // the layer did not run
-        predicted_.clear();
-        missing_.clear();
-    }
-    if (is_counted && routing.layer > 0) { // nothing is predicted for the first layer
-        const std::set<uint32_t> chosen(routing.experts.begin(), routing.experts.end());
-        const auto               is_chosen = [&](uint32_t e) { return chosen.count(e) > 0; };
-        const auto               n_chosen  = [&](const std::set<uint32_t> & experts) {
-            return uint64_t(std::count_if(experts.begin(), experts.end(), is_chosen));
-        };
-        result.predictable             += chosen.size();
-        result.predicted_right         += n_chosen(predicted_);
-        result.predicted_missing       += missing_.size();
-        result.predicted_missing_right += n_chosen(missing_);
-    }
-}
-
-void prediction_judge::look_ahead(const layer_routing & running, const std::function<bool(expert_id)> & is_resident) {
-    if (!judged_) {
-        return;
-    }
-    std::vector<layer_routing> predictions;
-    const status               s = judged_->predict(running, 1, nullptr, nullptr, predictions);
-    GGML_ASSERT(s.ok()); // it only reads its own tables
-    layer_ = layer_id(running.layer + 1);
-    predicted_.clear();
-    missing_.clear();
-    for (const layer_routing & next : predictions) {
-        for (const int32_t expert : next.experts) {
-            predicted_.insert(uint32_t(expert));
-            if (!is_resident({ next.layer, uint32_t(expert) })) {
-                missing_.insert(uint32_t(expert));
-            }
-        }
-    }
-}
 
 //
 // replay
