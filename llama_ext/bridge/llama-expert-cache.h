@@ -3,11 +3,7 @@
 
 #include "llama.h"
 
-#include <stdint.h>
-
-#ifdef __cplusplus
 extern "C" {
-#endif
 
 struct hobbit_context;
 struct hobbit_model;
@@ -22,7 +18,4 @@ LLAMA_API struct hobbit_context * llama_expert_cache_context(const struct llama_
 // HOST:PORT of an RPC server that does not answer any more, while models that used it are open; NULL: there is none.
 // Valid for ever. Any thread may call it.
 LLAMA_API const char * llama_lost_machine(void);
-
-#ifdef __cplusplus
 }
-#endif
