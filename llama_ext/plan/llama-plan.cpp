@@ -2,6 +2,7 @@
 #include "llama-plan.h"
 
 #include "llama-context.h"
+#include "llama-cpp.h"
 #include "llama-ext.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-dsv4.h"
@@ -11,7 +12,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <memory>
 #include <stdexcept>
 
 // repacked weights lie in a buffer type of the CPU that is not a host buffer type
@@ -114,8 +114,6 @@ llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx, const hobbit_mo
     return sum;
 }
 
-using llama_hobbit_ctx_ptr = std::unique_ptr<llama_context, decltype(&llama_free)>;
-
 // Bytes by token of a pass: llama.cpp allows graphs of 40 nodes for it, and keeps two.
 static constexpr uint64_t HEAD_GRAPHS = 44 << 10;
 // Copies of the states of a pass: llama.cpp's, the server's, and those in the head's batch.
@@ -128,7 +126,7 @@ static llama_hobbit_plan llama_hobbit_head_needs(llama_context * ctx, llama_cont
     params.ctx_type     = LLAMA_CONTEXT_TYPE_MTP;
     params.ctx_other    = ctx;
     params.n_rs_seq     = 0;
-    const llama_hobbit_ctx_ptr head(llama_init_from_model(model, params), llama_free);
+    const llama_context_ptr head(llama_init_from_model(model, params));
     if (!head) {
         char err[1024];
         throw std::runtime_error(hobbit_last_error(err, sizeof(err)) > 0
@@ -220,7 +218,7 @@ class planner {
             last_.error = format("a context of %u tokens does not fit into memory; use a smaller --ctx", params_.n_ctx);
             return;
         }
-        const llama_hobbit_ctx_ptr ctx(llama_init_from_model(model_, params_), llama_free);
+        const llama_context_ptr ctx(llama_init_from_model(model_, params_));
         if (!ctx) {
             return;
         }
