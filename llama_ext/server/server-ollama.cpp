@@ -6,11 +6,11 @@
 #include "server-hooks.h"
 #include "server-http.h"
 
+#include <sys/stat.h>
+
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <mutex>
 
 // Ollama's API, which many programs know alone: mapped to the server's own handlers.
@@ -263,11 +263,9 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
     const json all   = json::parse(routes.own.get_models(req)->data);
     json       out   = json::array();
 
-    std::error_code             failure;
-    const auto                  written  = std::filesystem::last_write_time(props.value("model_path", ""), failure);
-    const auto                  age      = std::filesystem::file_time_type::clock::now() - written;
-    const auto                  seconds  = std::chrono::duration_cast<std::chrono::seconds>(age).count();
-    const std::string           modified = time_text(std::time(nullptr) - (failure ? 0 : seconds));
+    struct stat                 file;
+    const bool                  has_file = stat(props.value("model_path", "").c_str(), &file) == 0;
+    const std::string           modified = has_file ? time_text(file.st_mtime) : time_text();
     std::lock_guard<std::mutex> lock(g_mutex);
     for (const json & model : all.at("data")) {
         const json        own   = props.value("is_sleeping", false) ? "sleeping" : "loaded";
