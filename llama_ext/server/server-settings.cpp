@@ -44,19 +44,19 @@ static const char * known_word(const hobbit_setting_spec & spec, const std::stri
 }
 
 // Reads live settings like {"t1": 0.6, "t2": 0.9}, and alone. Throws std::invalid_argument.
-static std::vector<hobbit_setting> parse_settings(const json & data, bool & alone) {
+static server_task_hobbit parse_settings(const json & data) {
     if (!data.is_object()) {
         throw std::invalid_argument(
             "must be an object like {\"quality\": \"fast\"}, {\"t1\": 0.6, \"t2\": 0.9} or {\"price\": 0.01}");
     }
-    const auto                  live = live_settings();
-    std::vector<hobbit_setting> changes;
+    const auto         live = live_settings();
+    server_task_hobbit asked;
     for (const auto & item : data.items()) {
         if (item.key() == "alone") {
             if (!item.value().is_boolean()) {
                 throw std::invalid_argument("alone must be true or false");
             }
-            alone = item.value().get<bool>();
+            asked.alone = item.value().get<bool>();
             continue;
         }
         const auto spec = std::find_if(live.begin(), live.end(), [&](auto * s) { return item.key() == s->option; });
@@ -66,15 +66,15 @@ static std::vector<hobbit_setting> parse_settings(const json & data, bool & alon
         }
         const bool is_word = (*spec)->choices;
         if (is_word && item.value().is_string()) {
-            changes.push_back({ (*spec)->key, 0.0, known_word(**spec, item.value().get<std::string>()) });
+            asked.settings.push_back({ (*spec)->key, 0.0, known_word(**spec, item.value().get<std::string>()) });
         } else if (!is_word && item.value().is_number()) {
-            changes.push_back({ (*spec)->key, item.value().get<double>(), nullptr });
+            asked.settings.push_back({ (*spec)->key, item.value().get<double>(), nullptr });
         } else if (!item.value().is_null()) {
             const std::string what = is_word ? std::string("one of ") + (*spec)->choices : "a number";
             throw std::invalid_argument(string_format("%s must be %s", item.key().c_str(), what.c_str()));
         }
     }
-    return changes;
+    return asked;
 }
 
 hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id) {
@@ -103,8 +103,7 @@ class settings_hooks : public server_hooks {
         all.emplace_back((new field_json("hobbit"))
                              ->set_desc(help.c_str())
                              ->set_handler([](field_eval_context & ctx, const json & data) {
-                                 auto & hobbit   = ctx.params.hobbit;
-                                 hobbit.settings = parse_settings(data.at("hobbit"), hobbit.alone);
+                                 ctx.params.hobbit = parse_settings(data.at("hobbit"));
                              }));
     }
 
