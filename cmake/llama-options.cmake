@@ -115,7 +115,7 @@ function(hobbit_add_cpu_files)
     foreach(library IN LISTS libraries)
         set_source_files_properties(${cpu}/ggml-cpu.cpp TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS "-include;plain-rows.h")
         set_source_files_properties(${cpu}/ops.cpp TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS "-include;attention.h")
-        target_sources(${library} PRIVATE ${kernels} ${ours}/plain-rows.cpp ${ours}/attention.cpp ${ours}/barriers.cpp)
+        target_sources(${library} PRIVATE ${kernels} ${ours}/plain-rows.cpp ${ours}/attention.cpp ${ours}/attention-tiles.cpp ${ours}/barriers.cpp)
         target_include_directories(${library} PRIVATE ${ours})
         set_source_files_properties(${ours}/plain-rows.cpp TARGET_DIRECTORY ${library}
             PROPERTIES COMPILE_DEFINITIONS "PLAIN_KERNELS=${names}")

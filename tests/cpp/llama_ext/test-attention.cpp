@@ -213,6 +213,8 @@ TEST_CASE("milliseconds of a processor" * doctest::skip()) {
         shapes.back().is_flash = false;
     }
     shapes.push_back({ F16, F16, 128, 128, 32, 4, 8, 4096 });
+    shapes.push_back({ F16, F16, 128, 128, 32, 4, 512, 512 });
+    shapes.push_back({ F16, F16, 128, 128, 32, 4, 512, 4096 });
     shapes.push_back({ Q8_0, Q8_0, 128, 128, 32, 4, 1, 4096 });
     shapes.push_back({ F16, F16, 64, 64, 64, 8, 1, 4096 });
     shapes.push_back({ F16, F16, 576, 512, 128, 1, 1, 4096 });
