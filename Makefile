@@ -79,7 +79,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety format deps clean server-suite models soak reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock ik vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety format deps clean server-suite models soak reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -163,6 +163,16 @@ $(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake
 	cmake --build $(STOCK)/build/release $(if $(GPU),--target llama --target llama-common) $(PROGRESS)
 	ln -sfn build/release/bin $(STOCK)/bin
 	touch $@
+
+# ik_llama.cpp for arms of bench.compare: its package, with libraries compiled for this processor in place of the wheel's
+IK := build/ik/ik_llama_cpp_python-0.1.5/vendor/ik_llama.cpp
+ik: .venv/.tools
+	$(PINNED) --no-deps --upgrade --target build/ik --requirement requirements/ik.txt
+	pip download --quiet --require-hashes --no-deps --no-build-isolation --no-binary ik-llama-cpp-python --dest build/ik --requirement requirements/ik.txt
+	tar -xf build/ik/ik_llama_cpp_python-0.1.5.tar.gz -C build/ik
+	cmake -S $(IK) -B $(IK)/build -DGGML_IQK_FA_ALL_QUANTS=OFF -DCMAKE_CXX_FLAGS=-w
+	cmake --build $(IK)/build --target llama $(PROGRESS)
+	cp $(IK)/build/src/libllama.so $(IK)/build/ggml/src/libggml.so build/ik/ik_llama_cpp/lib
 
 vulkan cuda: %: build/%/.built
 
@@ -405,6 +415,7 @@ requirements: .venv/.tools
 	for list in build ccache tools; do \
 	    $(RESOLVE:pyproject.toml=) --group $$list --constraint requirements/test.txt --output-file requirements/$$list.txt; done
 	$(RESOLVE) --constraint requirements/test.txt --output-file requirements/use.txt
+	$(RESOLVE:pyproject.toml=) --group ik --no-deps --output-file requirements/ik.txt
 
 # dist/ with what a release consists of, from a commit; RELEASE_ARCHS="x86_64 aarch64" makes a wheel for each.
 release: build/.web-page

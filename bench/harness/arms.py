@@ -14,16 +14,17 @@ from pyhobbit.settings.papers import PAPERS
 class Arm:
     """One way to run the model.
 
-    build: unpatched llama.cpp, or this package's.  fits: everything in memory, without a limit; None: without
-    a limit and under each.  mmap: the model is mapped under a limit (stock).  repack: weights may be kept in
-    ggml's repacked layouts, by stock without a limit alone.  readahead_kb: of the model's disk, while the arm
-    runs; None leaves it alone.  low: opened with a low tier, by the run's thresholds.  profiled: on a
-    device, its pools hold what other tokens use.  settings: of hobbit.h.  n_batch: tokens of a pass.
+    build: unpatched llama.cpp, ik_llama.cpp, or this package's.  fits: everything in memory, without a limit;
+    None: without a limit and under each.  mmap: the model is mapped under a limit (stock, ik).  repack:
+    weights may be kept in ggml's repacked layouts, by stock and ik without a limit alone.  readahead_kb: of
+    the model's disk, while the arm runs; None leaves it alone.  low: opened with a low tier, by the run's
+    thresholds.  profiled: on a device, its pools hold what other tokens use.  settings: of hobbit.h.
+    n_batch: tokens of a pass.
     """
 
     name: str
     summary: str
-    build: Literal["stock", "ours"] = "stock"
+    build: Literal["stock", "ik", "ours"] = "stock"
     fits: bool | None = False
     mmap: bool = False
     repack: bool = False
@@ -53,6 +54,9 @@ BY_NAME = _by_name(
     Arm("stock", "llama.cpp: repacked, or mapped under a limit", fits=None, mmap=True, repack=True),
     Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", mmap=True, readahead_kb=128),
     Arm("stock-plain", "llama.cpp, all in memory, plain layouts", fits=True),
+    Arm("ik", "ik_llama.cpp (make ik), all in memory, the file's layouts", "ik", fits=True),
+    Arm("ik-repacked", "ik_llama.cpp, all in memory, repacked", "ik", fits=True, repack=True),
+    Arm("ik-128k", "ik_llama.cpp, mapped, readahead 128 KiB", "ik", mmap=True, readahead_kb=128),
     ours("ours-resident", "expert cache that holds every expert", fits=True),
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
     ours("ours", "expert cache, everything in high precision"),
@@ -101,9 +105,10 @@ MODELLED = ("stock", DEMAND, "ours-gpu", "ours-cooperative", "ours-auto", "ours-
 def choose_arms(
     names: Sequence[str] | None, has_low: bool, arms: Mapping[str, Arm] = BY_NAME
 ) -> tuple[Arm, ...]:
-    """The arms of these names, NAME@N with N tokens per pass; None: all that the files allow."""
+    """The arms of these names, NAME@N with N tokens per pass; None: all that the files allow, but ik's."""
+    allowed = (arm.name for arm in arms.values() if (has_low or not arm.low) and arm.build != "ik")
     chosen = {}
-    for name in (arm.name for arm in arms.values() if has_low or not arm.low) if names is None else names:
+    for name in allowed if names is None else names:
         _, has_batch, n_batch = name.partition("@")
         if kind(name) not in arms or (has_batch and not (n_batch.isdecimal() and int(n_batch))):
             raise ConfigError(f"unknown arm '{name}'; choose one of {', '.join(arms)}")

@@ -79,6 +79,7 @@ class BenchConfig:
     seconds: float = _option("seconds", 60.0, "time limit of decoding (default: 60)")
     n_threads: int | None = _option("threads", None, "compute threads (default: one per core)", int)
     stock: Path = _option("stock", ROOT / "build/stock/bin", "libraries of make stock", Path)  # noqa: RUF009
+    ik: Path = _option("ik", ROOT / "build/ik", "package of make ik", Path)  # noqa: RUF009
     t1: float = _option("t1", 0.6, "threshold of the rule gate (default: 0.6, HOBBIT's for Mixtral-8x7B)")
     t2: float = _option("t2", 0.9, "the other threshold (default: 0.9)")
 
@@ -104,6 +105,8 @@ class BenchConfig:
                     f"{self.stock} holds no libllama.so for the arm {arm.name}; build stock llama.cpp with "
                     "'make stock' and give its folder with --stock, or leave its arms out (--arms)"
                 )
+            if arm.build == "ik" and not (self.ik / "ik_llama_cpp").exists():
+                raise ConfigError(f"{self.ik} holds no ik_llama.cpp for the arm {arm.name}; run 'make ik'")
 
     @classmethod
     def options(cls) -> dict[str, Mapping[str, Any]]:
@@ -238,7 +241,7 @@ def job(config: BenchConfig, arm: Arm, limit: int | None) -> Job:
         bound = {"hobbit.memory": config.usable(limit)}
     return Job(
         model=str(config.model.absolute()),  # its companions are found by its name
-        lib_dir=str(config.stock.resolve()) if arm.build == "stock" else None,
+        lib_dir={"stock": str(config.stock.resolve()), "ik": str(config.ik.resolve())}.get(arm.build),
         settings=settings(config, arm, bound) if arm.build == "ours" else {},
         mmap=arm.mmap and limit is not None,
         repack=arm.repack and (limit is None or arm.build == "ours"),
@@ -303,7 +306,7 @@ def _reason(done: "subprocess.CompletedProcess[str]", limit: int | None) -> str:
 
 def description(config: BenchConfig) -> Record:
     """Context of the figures: model, options, machine, versions."""
-    options = {name: getattr(config, name) for name in config.options() if name != "stock"}
+    options = {name: getattr(config, name) for name in config.options() if name not in ("stock", "ik")}
     options |= {"low": config.low and config.low.name, "n_threads": config.n_threads or processor_cores()}
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

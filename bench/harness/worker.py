@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.ik import IkLlama
 from bench.harness.system import bytes_from_disk
 from bench.harness.trace import random_tokens
 from pyhobbit.engine.stats import CacheStats, peak_rss_bytes, rates
@@ -35,7 +36,8 @@ _FILLING_S = 0.5  # a pause of a disk is shorter
 class Job:
     """One arm's process. model: "" describes the device.
 
-    lib_dir: of stock llama.cpp; None for this package's.  fills: its calibration fills the pools first.
+    lib_dir: of stock llama.cpp or ik_llama.cpp; None for this package's.  fills: its calibration fills the
+    pools first.
     routing: .npz with experts and weights for a modelled machine, each [tokens, layers, used].
     text: its tokens are computed (ours); "": drawn ones, the same in every arm.
     prompts: their lengths.  n_batch: their tokens per pass.
@@ -84,9 +86,13 @@ class Libraries:
         if "llama_cpp" in sys.modules:
             raise HobbitError(f"another llama.cpp than that of {lib_dir} is loaded: the arm would measure it")
         os.environ["LLAMA_CPP_LIB_PATH"] = lib_dir
+        self.native, self.folder = None, Path(lib_dir)
+        if (self.folder / "ik_llama_cpp").exists():
+            self.llama = IkLlama(self.folder)
+            return
         import llama_cpp.llama_cpp
 
-        self.llama, self.native, self.folder = llama_cpp.llama_cpp, None, Path(lib_dir)
+        self.llama = llama_cpp.llama_cpp
         know_newer_fields(self.llama, self.folder)
 
 

@@ -259,6 +259,44 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
     assert free.settings["hobbit.pools"] == 2 * small.stat().st_size
 
 
+_IK_BY_STOCK = """
+import os
+
+os.environ["LLAMA_CPP_LIB_PATH"] = "{}"
+from llama_cpp import llama_cpp as own
+from llama_cpp.llama_cpp import *
+
+past = 0
+
+def llama_model_load_from_file(path, params):
+    assert params.use_mmap and not params.repack_tensors
+    return own.llama_model_load_from_file(path, params)
+
+def llama_kv_cache_clear(context):
+    global past
+    past = 0
+    own.llama_memory_clear(own.llama_get_memory(context), True)
+
+def llama_batch(n_tokens, tokens, all_pos_0, all_pos_1):
+    global past
+    assert (all_pos_0, all_pos_1) == (past, 1)
+    past += n_tokens
+    return own.llama_batch_get_one(tokens, n_tokens)
+
+llama_free_model = own.llama_model_free
+"""
+
+
+def test_ik_llama_cpp_is_called_by_its_own_names(small: Path, tmp_path: Path) -> None:
+    """A package of its names with stock's libraries computes what stock does."""
+    package = tmp_path / "ik_llama_cpp"
+    package.mkdir()
+    (package / "_ctypes_api.py").write_text(_IK_BY_STOCK.format(models.stock_dir()))
+    ik = bench_jobs.measure(small, lib_dir=str(tmp_path), mmap=True, depth=9)
+    stock = bench_jobs.measure(small, **STOCK, depth=9)
+    assert (ik.logits_crc, ik.n_decoded) == (stock.logits_crc, stock.n_decoded)
+
+
 #
 # the command
 #
@@ -281,6 +319,7 @@ def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
         (["--type", "q9"], "unknown type 'q9'"),
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
         (["--arms", "stock-plain", "--stock", "/none"], "build stock llama.cpp with 'make stock'"),
+        (["--arms", "ik", "--ik", "/none"], "/none holds no ik_llama.cpp for the arm ik; run 'make ik'"),
     ],
 )
 def test_a_wrong_value_is_found_before_a_model_is_made(
@@ -376,7 +415,7 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     run, results = lines[0], lines[1:]
     assert run["options"]["prompts"] == [4, 12]
-    arms = BY_NAME.values()
+    arms = [arm for arm in BY_NAME.values() if arm.build != "ik"]  # nobody installed it
     expected = [arm.name for arm in arms if arm.fits in (None, True)]
     expected += [arm.name for arm in arms if limits and arm.fits in (None, False)]
     assert [result["arm"] for result in results] == expected
