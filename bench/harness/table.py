@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables of Markdown, and that of a comparison: medians, ratios and the roof of its lines of JSON."""
+"""Tables of Markdown, and that of a comparison: medians and ratios of its lines of JSON."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -112,16 +112,6 @@ class Results:
         values = [value for r in self._good.get(key, []) if (value := figure(r)) is not None]
         return median(values) if values else None
 
-    def _of_roof(self, record: Record) -> float | None:
-        """Share of what compute, or the disk beside this repetition, allows, without unused prefetches."""
-        resident = self.median((None, "ours-resident", None), _SPEED)
-        counters, bandwidth = record.get("counters"), record.get("disk_bytes_per_second")
-        if resident is None or not counters or bandwidth is None:
-            return None
-        unused = 1 - counters["prefetched_used"] / max(1, counters["prefetched"])
-        missed = (counters["bytes_read"] - unused * counters["bytes_prefetched"]) / record["n_decoded"]
-        return record["tokens_per_second"] * max(1 / resident, missed / bandwidth)
-
     def _to_stock(self, key: Key, better: Callable[..., float], figure: Figure) -> float | None:
         """The arm's figure by that of stock under the same limit."""
         names = ("stock",) if key[0] is None and not self.has_device else _BESIDE
@@ -136,7 +126,7 @@ class Results:
         range: least - most tokens per second.  kept: share of the decode speed of stock llama.cpp with
         everything in memory.  to stock: the decode speed by that of stock under the same limit.
         first token: seconds, GB read meanwhile, and the time by stock's under the same limit, below 1 where
-        this is sooner.  roof: share of what compute or the disk allow, whichever allows less.
+        this is sooner.
         """
         limit, arm, clients = key
         speeds = [r["tokens_per_second"] for r in self._good[key]]
@@ -168,10 +158,8 @@ class Results:
 
     def _columns(self) -> Iterator[tuple[str, Figure, str, float]]:
         yield from ((title, _get(name), how, scale) for title, (name, how, scale) in OWN.items())
-        if not self.has_device:
-            yield "roof", self._of_roof, ".0%", 1
-            return
-        yield from ((name, _by(of, by), how, scale) for name, (of, by, how, scale) in _ON_A_DEVICE.items())
+        if self.has_device:
+            yield from ((name, _by(of, by), how, scale) for name, (of, by, how, scale) in _ON_A_DEVICE.items())
 
     def _first_token(self, key: Key, prompt: str) -> str:
         def took(record: Record) -> float | None:
