@@ -40,10 +40,17 @@ def kind(name: str) -> str:
     return name.partition("@")[0]
 
 
-def ours(name: str, summary: str, *, fits: bool = False, low: bool = False, **settings: Any) -> Arm:
+def ours(
+    name: str, summary: str, *, fits: bool = False, low: bool = False, profiled: bool = False, **settings: Any
+) -> Arm:
     """An arm of this package with these settings, without their prefix."""
     keys = {f"hobbit.{key}": value for key, value in settings.items()}
-    return Arm(name, summary, "ours", fits=fits, repack=True, low=low, settings=keys)
+    return Arm(name, summary, "ours", fits=fits, repack=True, low=low, profiled=profiled, settings=keys)
+
+
+def _of_paper(paper: str, name: str, summary: str, **settings: Any) -> tuple[Arm, ...]:
+    """An arm with a paper's settings; none where a mechanism of the paper is not built."""
+    return (ours(name, summary, **{**PAPERS[paper].settings, **settings}),) if paper in PAPERS else ()
 
 
 def _by_name(*arms: Arm) -> Mapping[str, Arm]:
@@ -75,9 +82,9 @@ SERVER_ARMS = _by_name(
 # --- on a device
 
 DEMAND = "demand"
-_HOBBIT, _TWIDDLER, _DAOP = (dict(PAPERS[name].settings) for name in ("hobbit", "twiddler", "daop"))
+_HOBBIT = dict(PAPERS["hobbit"].settings)
 _DEMAND: dict[str, Any] = {"mode": "gpu", "prefetch": 0}
-_DEMAND_RANK = {**PAPERS["mobile"].settings, "t1": 0.5, "t2": 0.5, **_DEMAND}  # the rule's own numbers
+_DEMAND_RANK: dict[str, Any] = {"fits": True, "t1": 0.5, "t2": 0.5, **_DEMAND}  # the rule's own numbers
 DEVICE_ARMS = _by_name(
     Arm("stock", "llama.cpp, --n-cpu-moe: as many layers' experts on the device as fit"),
     Arm("stock-repacked", "as stock, the others repacked for the CPU (--no-host)", repack=True),
@@ -85,10 +92,10 @@ DEVICE_ARMS = _by_name(
     ours("ours-gpu", "expert cache; missing experts are uploaded", mode="gpu"),
     ours("ours-cooperative", "expert cache; the CPU computes missing experts", mode="cooperative"),
     ours("ours-auto", "expert cache; missing experts take the faster of both ways", mode="auto"),
-    replace(ours("ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", **_TWIDDLER), profiled=True),
-    ours("ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced", **_DAOP),
-    ours("demand-rank", "as demand, a token's best half, unsure ones again", fits=True, **_DEMAND_RANK),
-    ours("demand-half", "as demand, a token's best half", fits=True, **{**_DEMAND_RANK, "confidence": 0.0}),
+    *_of_paper("twiddler", "ours-twiddler", "Twiddler: placed by a profile, Algorithm 1", profiled=True),
+    *_of_paper("daop", "ours-daop", "DAOP: placed by the prompt, computed a layer early, else replaced"),
+    *_of_paper("mobile", "demand-rank", "as demand, a token's best half, unsure ones again", **_DEMAND_RANK),
+    *_of_paper("mobile", "demand-half", "as demand, a token's best half", **_DEMAND_RANK, confidence=0.0),
     *(
         ours(
             f"hobbit-{mode}-{n}{name}", f"HOBBIT, {n} layers of prefetch{text}",

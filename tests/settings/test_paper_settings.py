@@ -64,10 +64,8 @@ def _model(folder: Path, rule: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("paper", "stored"), EXPECTED)
+@pytest.mark.parametrize(("paper", "stored"), [each for each in EXPECTED if each[0] in PAPERS])
 def test_a_paper_resolves_to_its_settings(paper: str, stored: str, tmp_path: Path) -> None:
-    if paper not in PAPERS:
-        pytest.skip("a mechanism of the paper is not built")
     model, expected = _model(tmp_path, stored), EXPECTED[paper, stored]
     settings = CacheConfig(**settings_of(paper, {"device": "CPU"})).settings()
     if isinstance(expected, str):
