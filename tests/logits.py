@@ -3,8 +3,8 @@
 
 Two builds of libllama cannot live in one process, so tests call `run`, which starts this file with the wanted
 library folder, hands it the plans as JSON, and reads the logits back from an .npz file. Everything that could
-change the arithmetic is fixed: two threads, no flash attention, one ubatch per batch, weights repacked only
-on request.
+change the arithmetic is fixed, one ubatch per batch among it: two threads, no flash attention and no repacked
+weights, unless the caller asks for others.
 
 By hand, 20 greedy tokens after a prompt of three:
 
@@ -103,6 +103,8 @@ def run(
     kv_f32: bool = False,
     routing: bool = False,
     repack: bool = False,
+    flash: bool = False,
+    n_threads: int = N_THREADS,
     gpu_layers: int = 0,
     rpc: str | None = None,
     gpu: bool = False,
@@ -111,7 +113,8 @@ def run(
 ) -> Result:
     """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
-    `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
+    `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts. `flash`:
+    attention is flash attention.
     `gpu_layers` are on devices where there are any; those of the RPC servers at `rpc` are.
     With `gpu` see GPU_ENVIRONMENT, for `modelled` devices modelled.py.
     """
@@ -121,6 +124,7 @@ def run(
         command += ["--plans", json.dumps({name: asdict(plan) for name, plan in plans.items()})]
         command += ["--overrides", json.dumps(overrides or {})]
         command += ["--kv-f32"] * kv_f32 + ["--routing"] * routing + ["--repack"] * repack
+        command += ["--flash"] * flash + ["--threads", str(n_threads)]
         command += ["--gpu-layers", str(gpu_layers)] + (["--rpc", rpc] if rpc else [])
         command += ["--modelled", modelled] if modelled else []
         timeout = GPU_TIMEOUT_S if gpu else TIMEOUT_S
@@ -193,6 +197,8 @@ class Session:
         kv_f32: bool,
         routing: bool,
         repack: bool,
+        flash: bool,
+        n_threads: int,
         gpu_layers: int,
         rpc: str | None,
         modelled: str | None,
@@ -202,7 +208,7 @@ class Session:
 
         self.llama = llama
         know_newer_fields(llama, lib_dir)
-        self.kv_f32 = kv_f32
+        self.kv_f32, self.flash, self.n_threads = kv_f32, flash, n_threads
         self.recorder = RoutingRecorder(llama, lib_dir) if routing else None
         llama.llama_backend_init()
         if not (
@@ -230,8 +236,9 @@ class Session:
         params.n_seq_max = 8
         params.kv_unified = True
         params.swa_full = True
-        params.n_threads = params.n_threads_batch = N_THREADS
-        params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.n_threads = params.n_threads_batch = self.n_threads
+        flash = "ENABLED" if self.flash else "DISABLED"
+        params.flash_attn_type = getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{flash}")
         if self.kv_f32:
             params.type_k = params.type_v = llama.GGML_TYPE_F32
         if self.recorder:
@@ -358,6 +365,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-f32", action="store_true", help="keys and values in f32 instead of f16")
     parser.add_argument("--routing", action="store_true", help="also record the chosen experts")
     parser.add_argument("--repack", action="store_true", help="weights in ggml's repacked layouts")
+    parser.add_argument("--flash", action="store_true", help="flash attention")
+    parser.add_argument("--threads", type=int, default=N_THREADS)
     parser.add_argument("--gpu-layers", type=int, default=0, help="on the devices that are not the CPU")
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help="servers of further devices")
     parser.add_argument("--modelled", metavar="'PATH NAME=VALUE ...'", help="modelled devices")
@@ -371,6 +380,7 @@ def main(argv: list[str] | None = None) -> int:
     arrays: dict[str, Any] = {}
     try:
         flags = {"kv_f32": args.kv_f32, "routing": args.routing, "repack": args.repack}
+        flags |= {"flash": args.flash, "n_threads": args.threads}
         devices = {"gpu_layers": args.gpu_layers, "rpc": args.rpc, "modelled": args.modelled}
         session = Session(args.lib_dir, args.model, args.overrides, **flags, **devices)
         for name, plan in args.plans.items():

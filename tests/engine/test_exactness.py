@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import logits
 import models
@@ -101,6 +102,21 @@ def test_sequences_decoded_together_are_bit_identical(name: str, pools: str) -> 
 def test_prefill_and_the_text_after_it_are_bit_identical(name: str, pools: str) -> None:
     """More than normal floating-point accuracy: on the CPU an expert's rows go through stock's own kernel."""
     assert_same_bits(_ours(name, pools).logits["prefill"], _stock(name).logits["prefill"])
+
+
+@pytest.mark.parametrize("n_threads", [4, 16])
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("name", ["q4_k_m", "qwen3moe-repacked", "gpt-oss-mxfp4-repacked", "deepseek2"])
+def test_more_threads_than_cores_and_flash_attention_are_bit_identical(
+    name: str, flash: bool, n_threads: int
+) -> None:
+    case, plans = CASES[name], plans_of(name)
+    how: dict[str, Any] = {"repack": case.repack, "flash": flash, "n_threads": n_threads}
+    settings = {"hobbit.enable": True, "hobbit.pools": _pool_bytes(name, "half")}
+    ours = logits.run(models.lib_dir(), case.served(), plans, settings, **how)
+    stock = logits.run(models.stock_dir(), case.plain(), plans, **how)
+    for plan, expected in stock.logits.items():
+        assert_same_bits(ours.logits[plan], expected)
 
 
 @pytest.mark.parametrize("n_tokens", [513, 1000])

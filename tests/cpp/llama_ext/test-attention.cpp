@@ -114,7 +114,7 @@ static void check(const shape & s) {
     CAPTURE(s.n_positions);
     const operation ours(s, false), by_ggml(s, true);
     REQUIRE_FALSE(by_ggml.is_ours());
-    for (const int n_threads : { 1, 2, 4, 8 }) {
+    for (const int n_threads : { 1, 2, 4, 8, 16 }) {
         CAPTURE(n_threads);
         REQUIRE(equal_bits(ours.compute(n_threads), by_ggml.compute(n_threads)));
     }
