@@ -113,8 +113,8 @@ def run(
 ) -> Result:
     """Decodes every plan with the libllama.so in `lib_dir`. Raises RunError.
 
-    `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts. `flash`:
-    attention is flash attention.
+    `kv_f32` keeps keys and values in f32 instead of f16, `repack` weights in ggml's repacked layouts.
+    `flash`: attention is flash attention.
     `gpu_layers` are on devices where there are any; those of the RPC servers at `rpc` are.
     With `gpu` see GPU_ENVIRONMENT, for `modelled` devices modelled.py.
     """

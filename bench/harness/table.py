@@ -158,8 +158,8 @@ class Results:
 
     def _columns(self) -> Iterator[tuple[str, Figure, str, float]]:
         yield from ((title, _get(name), how, scale) for title, (name, how, scale) in OWN.items())
-        if self.has_device:
-            yield from ((name, _by(of, by), how, scale) for name, (of, by, how, scale) in _ON_A_DEVICE.items())
+        device = _ON_A_DEVICE if self.has_device else {}
+        yield from ((name, _by(of, by), how, scale) for name, (of, by, how, scale) in device.items())
 
     def _first_token(self, key: Key, prompt: str) -> str:
         def took(record: Record) -> float | None:
