@@ -2,11 +2,14 @@
 """One part of the report: the figures that come of it, as values for JSON."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.harness.system import ROOT
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.model_file import ModelFile
@@ -16,33 +19,6 @@ from pyhobbit.settings.resolve import resolved
 
 Figure = dict[str, Any]
 """One figure: kind, papers, title, theirs (what the paper shows) and its values."""
-
-THEIRS: Mapping[str, str] = {
-    "HOBBIT Fig. 3a": "loading takes 85.5 and 94.5 % of a layer without a cache",
-    "HOBBIT Fig. 3b": "10 % skipped cost more than 1 % perplexity",
-    "HOBBIT Fig. 5a": "r 0.99",
-    "HOBBIT Fig. 7b": "the best expert: 96, 90 and 90 % for 1, 2 and 3 layers ahead",
-    "HOBBIT Fig. 11b": "LHU's penalty 15 % below LFU's",
-    "HOBBIT Fig. 16": "1.19 to 1.57 times by Eq. 2",
-    "HOBBIT Fig. 17b": "1.01 times all high (Mixtral), 1.05 mixed; prefill 10 % sooner",
-    "HOBBIT Fig. 18a": "penalty 4.7 to 8.7 % below LRU's",
-    "HOBBIT Fig. 18b": "4.5 % more hits",
-    "EdgeMoE Fig. 3": "loading on demand takes 3.2 to 3.9 times the time of all in memory",
-    "EdgeMoE Fig. 4": "20 % of the paths carry 99 % of the tokens (Switch, top-1)",
-    "EdgeMoE Fig. 6": "all experts in INT4 cost 1.30 to 1.44 %, in INT2 5.82 % (SAMsum)",
-    "EdgeMoE Fig. 7a": "one expert in INT2 costs 0.44 %, another one 0.59 %",
-    "EdgeMoE Fig. 8": "87 % for one path",
-    "EdgeMoE Fig. 11": "2.6 to 3.3 times loading on demand",
-    "EdgeMoE Fig. 14": "the most hits of five policies",
-    "EdgeMoE Fig. 17": "smaller and faster with more loss",
-    "EdgeMoE Fig. 18": "0.789 s a token on demand, Q 0.392, P 0.305, C 0.245",
-    "MoBiLE Table II": "1.72 and 1.57 times; GSM8K 64.1 to 60.8 and 51.5 to 44.8 %",
-    "MoBiLE Fig. 5": "gamma 0, 0.5, 0.7, 0.8: 0, 10, 21, 27 % twice, 1.85 to 1.54 times",
-    "Twiddler Fig. 8": "22 % placed: 25.2, 21.9, 18.7 %; 49 % placed: 53.0, 48.8, 44.6 %",
-    "DAOP Table II": "90.1, 90.4 and 91.7 % (C4, MATH, GSM8K) for Mixtral-8x7B",
-    "DAOP Fig. 5": "84.1 % one layer ahead",
-}
-"""Results of the papers, by figure."""
 
 NAMES = {"gate": "gate (Eq. 2)", "price": "price", "edgemoe": "static widths (EdgeMoE)"}
 
@@ -124,10 +100,22 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(text, parse_float=lambda n: float(f"{float(n):.5g}"), parse_constant=lambda _: None)
 
 
+@cache
+def results_of_papers() -> dict[str, str]:
+    """Results of the papers by figure, as docs/results/figures.md lists them."""
+    page = (ROOT / "docs/results/figures.md").read_text("utf-8")
+    rows = re.findall(r"^\| ((\w+) [^|]+) \| ([^|]+) \|", page, re.MULTILINE)
+    return {
+        f"{paper} {name.removeprefix(f'{paper} ')}": shown
+        for names, paper, shown in rows
+        for name in names.split(", ")
+    }
+
+
 def figure(kind: str, papers: str, title: str, **values: Any) -> Figure:
     """A figure of the papers.  kind: table (rows), map (values), points (x, y) or lines (x, series)."""
-    names = papers.split(", ")
-    theirs = "; ".join(THEIRS[name] for name in names if name in THEIRS)
+    names, shown = papers.split(", "), results_of_papers()
+    theirs = "; ".join(shown[name] for name in names if name in shown)
     return plain({"kind": kind, "papers": names, "title": title, "theirs": theirs, **values})
 
 

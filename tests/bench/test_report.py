@@ -57,7 +57,7 @@ def _figure(folder: Path, part: str, paper: str) -> dict[str, Any]:
 def test_routing_is_that_of_the_tiny_model(reported: Path) -> None:
     page = html.unescape((reported / "report.html").read_text("utf-8"))
     assert "**HOBBIT Fig. 5a**: gate weight and output" in page
-    assert "the paper: r 0.99." in page
+    assert "the paper: gate weight by weighted output, r 0.99." in page
     assert _figure(reported, "routing", "The text")["rows"][0] == {"what": "tokens", "value": 1024}
     assert 10 < _figure(reported, "routing", "The text")["rows"][1]["value"] < 30
     by_policy = {row.pop("policy"): row for row in _figure(reported, "routing", "EdgeMoE Fig. 14")["rows"]}

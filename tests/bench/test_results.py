@@ -45,7 +45,7 @@ def test_each_kind_of_figure_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     page = _page(capsys, first)
     assert "## m.gguf, a CPU, 8G" in page
     assert "**A guess.**" in page
-    assert "**HOBBIT Fig. 5a**: r. In the paper: r 0.99." in page
+    assert "**HOBBIT Fig. 5a**: r. In the paper: gate weight by weighted output, r 0.99." in page
     assert "| a\\|b    | 0.1235 | -    |" in page
     assert "|         | 0   | 14  | 28  | 42  | 57  | 71  | 85  | 99  |" in page
     assert "| cosine | 0.9 | 0.9 |" in page

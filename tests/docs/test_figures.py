@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench import compare, report
-from bench.analysis.part import THEIRS
+from bench.analysis.part import results_of_papers
 from bench.harness.arms import DEVICE_ARMS, choose_arms
 from bench.harness.devices import read_prices
 
@@ -72,10 +72,11 @@ def _listed() -> dict[str, str]:
 
 
 def test_each_figure_that_is_named_is_listed() -> None:
-    texts = [page.read_text("utf-8") for page in DOCS.rglob("*.md") if page.name != "figures.md"]
-    named = {name for text in texts for name in re.findall(_NAME, text)} | {*THEIRS}
+    pages = [page for page in DOCS.rglob("*.md") if page.name != "figures.md"]
+    texts = [path.read_text("utf-8") for path in (*pages, *(ROOT / "bench/analysis").glob("*.py"))]
     assert len(_listed()) > 60
-    assert named <= {*_listed()}
+    assert {name for text in texts for name in re.findall(_NAME, text)} <= {*_listed()}
+    assert results_of_papers().keys() == _listed().keys()
 
 
 @pytest.mark.parametrize(("name", "here"), _listed().items())
