@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,6 @@ from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 
 _NOT_SERVED = ("low", "rpc", "depth", "flash-attn", "warm-up", "seconds", "threads", "t1", "t2")
-_OPTIONS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-    ("layers", "layers of the shape (default: as in the real model)", {"type": int}),
-    ("type", "weights: q4_0, or Q4_K_M as llama-quantize (default: %(default)s)", {"default": "q4_0"}),
-    ("low", "also make a low tier of the experts in this type", {}),
-    ("folder", "folder of generated models, which are reused (default: bench-models)", {"type": Path}),
-    ("rpc", "ggml-rpc-server that offers the device, HOST:PORT", {}),
-    ("arms", "arms to run (default: all that the files allow)", {"nargs": "+"}),
-    ("output", "folder of the results (default: a new one in bench-results)", {"type": Path}),
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,11 +53,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     prices = "run on a modelled machine: a name of tests/modelled_device/prices, or a path"
     place.add_argument("--prices", metavar="NAME", help=prices)
     place.add_argument("--clients", type=int, nargs="+", metavar="N", help="run servers, with N clients each")
-    for name, text, given in _OPTIONS:
-        flags = ("-o", "--output") if name == "output" else (f"--{name}",)
-        parser.add_argument(*flags, metavar=name.upper(), help=text, **given)
+    add = parser.add_argument
+    add("--layers", type=int, help="layers of the shape (default: as in the real model)")
+    add("--type", default="q4_0", help="weights: q4_0, or Q4_K_M as llama-quantize (default: %(default)s)")
+    add("--low", help="also make a low tier of the experts in this type")
+    add("--folder", type=Path, help="folder of generated models, which are reused (default: bench-models)")
+    add("--rpc", help="ggml-rpc-server that offers the device, HOST:PORT")
+    add("--arms", nargs="+", help="arms to run (default: all that the files allow)")
+    add("-o", "--output", type=Path, help="folder of the results (default: a new one in bench-results)")
     for name, option in BenchConfig.options().items():
-        parser.add_argument(f"--{option['name']}", dest=name, **option["given"])
+        add(f"--{option['name']}", dest=name, **option["given"])
 
 
 def target_of(args: argparse.Namespace) -> Host:
