@@ -16,6 +16,7 @@ is an arm with N tokens of a prompt per pass.
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from bench.harness.arms import BY_NAME, DEVICE_ARMS, SERVER_ARMS, choose_arms
 from bench.harness.devices import Device, Modelled
 from bench.harness.runner import BenchConfig, Host
 from bench.harness.served import Served
-from bench.harness.system import ROOT, option_parser, terminable
+from bench.harness.system import ROOT, option_parser
 from bench.harness.table import Results, table
 from pyhobbit.cli.main import with_options
 from pyhobbit.errors import ConfigError, HobbitError
@@ -139,8 +140,7 @@ def compared(args: argparse.Namespace) -> None:
         with path.open("a", encoding="utf-8") as file:
             print(json.dumps(record), file=file)
 
-    with terminable():
-        results = Results(runner.run(config, tell, target))
+    results = Results(runner.run(config, tell, target))
     text = table(results)
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
@@ -165,4 +165,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # puts the disk's readahead back
     sys.exit(main())

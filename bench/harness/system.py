@@ -6,8 +6,6 @@ import fcntl
 import os
 import platform
 import re
-import signal
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +18,6 @@ from pyhobbit.errors import HobbitError
 ROOT = Path(__file__).resolve().parents[2]
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _READ_BYTES, _READERS = 512 << 10, 4  # as the loader reads
-_TERMINATED = 143
 
 
 def option_parser(description: str | None) -> argparse.ArgumentParser:
@@ -98,16 +95,6 @@ def drop_cached(paths: Iterable[Path]) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends what runs in order, so that the disk's readahead is put back."""
-    before = signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(_TERMINATED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # --- the disk
