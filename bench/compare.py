@@ -135,12 +135,13 @@ def compared(args: argparse.Namespace) -> None:
     if path.exists():
         raise HobbitError(f"{path} exists; give another folder with --output, or remove it")
 
-    def tell(record: runner.Record) -> None:
+    records = []
+    for record in runner.run(config, target):
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             print(json.dumps(record), file=file)
-
-    results = Results(runner.run(config, tell, target))
+        records.append(record)
+    results = Results(records)
     text = table(results)
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -194,23 +194,19 @@ class Host:
         yield {**found, "peak_bytes": peak, "disk_bytes_per_second": speed}
 
 
-def run(config: BenchConfig, tell: Callable[[Record], object], target: Host | None = None) -> list[Record]:
-    """Tells a record about the run, then those of each turn: figures or an "error". Raises HobbitError."""
-    target = target or Host()
-    records = [description(config) | target.head(config)]
+def run(config: BenchConfig, target: Host) -> Iterator[Record]:
+    """Yields a record about the run, then those of each turn: figures or an "error". Raises HobbitError."""
+    yield description(config) | target.head(config)
     with tempfile.TemporaryDirectory() as folder:
-        tell(records[0])
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
             limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
             place = {"kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
+            place |= {"repetition": turn.repetition}
             try:
                 for found in target.measure(config, turn, limit, Path(folder)):
-                    records.append(place | {"repetition": turn.repetition} | found)
-                    tell(records[-1])
+                    yield place | found
             except ArmError as e:
-                records.append(place | {"repetition": turn.repetition, "error": str(e)})
-                tell(records[-1])
-    return records
+                yield place | {"error": str(e)}
 
 
 def with_uses(
