@@ -4,17 +4,15 @@
     python -m bench.kernels --types q4_0 q4_K --tokens 1 8 32 512 --threads 2
 
 Prints GB of weights a second, the best of --reps; cached: of one token, from the second-level cache. CPU has
-what llama.cpp does not repack. --cpu-time counts processor time, which other programs distort less.
+what llama.cpp does not repack.
 """
 
 import ctypes
 import sys
-import time
+import timeit
 from argparse import Namespace
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -72,25 +70,18 @@ class Products(Ggml):
         backend = self("backend_dev_init", "ppp", self.device, None)
         self("backend_cpu_set_n_threads", "vpi", backend, args.threads)
         compute = self.function("backend_graph_compute", "ipp")
-        times = [_timed(lambda: compute(backend, graph), args) for _ in range(args.reps + 1)]
+        times = timeit.repeat(lambda: compute(backend, graph), number=1, repeat=args.reps + 1)
         for buffer, context in zip(buffers, contexts, strict=True):
             self("backend_buffer_free", "vp", buffer)
             self("free", "vp", context)
         return n_times * kind.nbytes(_N_IN) * n_out / min(times[1:]) / 1e9
 
 
-def _timed(call: Callable[[], Any], args: Namespace) -> float:
-    clock = time.process_time if args.cpu_time else time.perf_counter
-    start = clock()
-    call()
-    return clock() - start
-
-
 def _probe(args: Namespace) -> float:
     """GB a second that as many threads read."""
     blocks = [np.ones(args.mb << 17) for _ in range(args.threads)]
     with ThreadPoolExecutor(args.threads) as pool:
-        times = [_timed(lambda: list(pool.map(np.sum, blocks)), args) for _ in range(args.reps)]
+        times = timeit.repeat(lambda: list(pool.map(np.sum, blocks)), number=1, repeat=args.reps)
     return sum(block.nbytes for block in blocks) / min(times) / 1e9
 
 
@@ -101,7 +92,6 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--mb", type=int, default=256, help="size of the weights")
     parser.add_argument("--reps", type=int, default=7)
-    parser.add_argument("--cpu-time", action="store_true")
     args = parser.parse_args()
     ggml = Products()
     print(f"{'':8} {'buffer type':16}{'cached':>13}" + "".join(f"{n:>6} tokens" for n in args.tokens))
