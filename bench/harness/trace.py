@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyhobbit.errors import HobbitError
-
 _SEED = 1
 _FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
 
@@ -32,15 +30,11 @@ def random_tokens(n_vocab: int) -> Iterator[int]:
 
 
 def moe_shape(model: Path) -> MoeShape:
-    """Reads the shape off a GGUF file. Raises HobbitError for a model without routed experts."""
-    from pyhobbit.model.gguf_file import read_gguf  # takes a while, and a measuring process has no need of it
+    """Reads the shape off a model's files. Raises HobbitError for a model without routed experts."""
+    from pyhobbit.model.model_file import read_model_file  # takes a while, which a measuring process saves
 
-    file, names = read_gguf(model), ("block_count", "expert_count", "expert_used_count")
-    arch = file.get("general.architecture", "")
-    shape = MoeShape(*(file.get(f"{arch}.{name}", 0) for name in names))
-    if shape.n_experts == 0 or shape.n_used == 0:
-        raise HobbitError(f"{model} has no routed experts, so there is nothing to measure; use a MoE model")
-    return shape
+    file = read_model_file(model)
+    return MoeShape(file.key("block_count"), file.n_experts, max(file.n_used.values()))
 
 
 def weights_of(experts: NDArray[np.int32], spread: float = 0.0) -> NDArray[np.float32]:
