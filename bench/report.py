@@ -66,9 +66,8 @@ def start(run: Run) -> dict[str, Any]:
     with run.evaluator() as evaluator:
         (chunk, *_) = run.chunks(evaluator)
         reference = evaluator.reference([chunk])
-    found = {"perplexity": perplexity(reference, [chunk]), "n_vocab": reference.shape[2]}
-    is_guess = found["perplexity"] > 0.1 * found["n_vocab"]
-    return {"part": "start", "costs": found, "notes": [_GUESS] if is_guess else []}
+    is_guess = perplexity(reference, [chunk]) > 0.1 * reference.shape[2]
+    return {"part": "start", "notes": [_GUESS] if is_guess else []}
 
 
 def run_part(run: Run, name: str, end: float) -> dict[str, Any]:

