@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyhobbit.model.router import Router
+from pyhobbit.routing.observe import Observations, observed
 from pyhobbit.routing.rules import FLOAT
 
 MAX_AHEAD = 4
@@ -54,21 +55,17 @@ class Prediction(NamedTuple):
     chance_top_k: float
 
 
-def prediction(inputs: np.ndarray, experts: np.ndarray, routers: list[Router]) -> Prediction:
-    """inputs: [T, L, D]; experts: [T, L, K] as chosen; routers: one per layer."""
+def prediction(seen: Observations, routers: list[Router]) -> Prediction:
+    """Predictions for tokens whose routers' inputs were seen. routers: one per layer that ran."""
+    inputs, experts = observed(seen.inputs), seen.experts[seen.input_tokens]
     n_experts, n_layers = max(len(router.weight) for router in routers), experts.shape[1]
     top1, top_k = (np.full((1 + MAX_AHEAD, n_layers), np.nan) for _ in range(2))
     for ahead, layer in ((i, each) for i in range(1 + MAX_AHEAD) for each in range(n_layers - i)):
-        chosen = _used(experts, layer + ahead)
+        chosen = seen.used(experts, layer + ahead)
         predicted = routers[layer + ahead].choose(inputs[:, layer], chosen.shape[1])
         top1[ahead, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
         top_k[ahead, layer] = _overlap(chosen, predicted).mean()
     return Prediction(top1, top_k, 1 / n_experts, (experts >= 0).sum() / experts[:, :, 0].size / n_experts)
-
-
-def _used(experts: np.ndarray, layer: int) -> np.ndarray:
-    """The experts [T, k] of a layer that uses k, from [T, L, K]."""
-    return experts[:, layer, experts[0, layer] >= 0]
 
 
 def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:

@@ -134,7 +134,7 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
     def by_distance(rows: np.ndarray) -> dict[str, Any]:
         return {f"{i} ahead": row for i, row in enumerate(rows) if i and not np.isnan(row).all()}
 
-    found = figures.prediction(seen.inputs, seen.experts[seen.input_tokens], routers)
+    found = figures.prediction(seen, routers)
     if np.mean(found.top_k[0]) < _OWN_ROUTING:
         return
     for papers, rows, chance, what in (

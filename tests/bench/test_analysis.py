@@ -82,7 +82,8 @@ def test_prediction_counts_best_and_any_of_the_chosen() -> None:
     router = Router(np.eye(3, dtype=np.float32))
     inputs = np.array([[[3, 2, 1], [2, 3, 1]], [[3, 2, 1], [1, 2, 3]]], np.float32)
     experts = np.array([[[0, 1], [1, 0]], [[0, 1], [2, 1]]])
-    found = figures.prediction(inputs, experts, [router, router])
+    seen = Observations([0, 1], np.zeros(2), experts, None, None, inputs, np.arange(2))
+    found = figures.prediction(seen, [router, router])
     assert found.top1[1, 0] == 0  # 0 predicted; 1 and 2 chosen
     assert found.top_k[1, 0] == 0.75  # 0, 1 predicted; 0, 1 and 1, 2 chosen
     assert (found.chance_top1, found.chance_top_k) == (1 / 3, 2 / 3)
