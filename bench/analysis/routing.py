@@ -80,9 +80,7 @@ def _uses(seen: Observations, n_experts: int) -> Iterator[Figure]:
     places, label = (some + 1) / len(of_paths), "share of the paths, the most frequent first"
     series = {"tokens": of_paths[some]}
     yield figure("lines", "EdgeMoE Fig. 4", title, x=places, series=series, x_label=label)
-    n_layers = seen.layers[-1] + 1
-    counts = use_rates(routes(seen, slice(None)), n_layers, n_experts, 1)
-    uses = np.reshape(counts, (n_layers, n_experts))[seen.layers]
+    uses = np.stack([np.bincount(each.ravel(), minlength=n_experts) for each in seen.by_layer().values()])
     hits = [(share, *placement_hits(uses, share)) for share in (56 / 256, 125 / 256)]
     title = "uses by the most used; hits of the most used, random and least used: " + "; ".join(
         f"{n:.0%} placed: {best:.1%}, {n:.1%}, {worst:.1%}" for n, best, worst in hits
