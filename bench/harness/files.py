@@ -9,7 +9,7 @@ import re
 import subprocess
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +45,7 @@ _NUMBERS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
 class Shape:
     """One model. n_ff: inner size of one routed expert.  qk_norm: what the norms of queries and keys span.
 
-    sinks: attention sinks, biases of attention, router and experts, a sliding window.
+    sinks: attention sinks, biases of attention, router and experts, a sliding window of 128 tokens.
     """
 
     arch: str
@@ -60,7 +60,6 @@ class Shape:
     n_vocab: int
     qk_norm: Literal["none", "head", "all"] = "none"
     sinks: bool = False
-    keys: dict[str, int | float] = field(default_factory=dict)
 
     def scaled(self, n_layer: int | None) -> "Shape":
         """The same model with fewer layers, or more. Raises ConfigError."""
@@ -73,10 +72,7 @@ SHAPES = {
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000),
     "phi-3.5-moe": Shape("llama", 32, 4096, 32, 8, 128, 6400, 16, 2, 32064),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm="head"),
-    "gpt-oss-120b": Shape(
-        "gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True,
-        keys={"attention.sliding_window": 128},
-    ),
+    "gpt-oss-120b": Shape("gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True),
     "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
     "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
 }  # fmt: skip
@@ -111,7 +107,8 @@ def metadata(shape: Shape) -> dict[str, int | float]:
         "attention.value_length": shape.head_dim, "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": shape.head_dim, "rope.freq_base": 10000.0,
     }  # fmt: skip
-    return {f"{shape.arch}.{name}": value for name, value in {**common, **shape.keys}.items()}
+    window = {"attention.sliding_window": 128} if shape.sinks else {}
+    return {f"{shape.arch}.{name}": value for name, value in {**common, **window}.items()}
 
 
 def tensors(shape: Shape) -> Iterator[RandomTensor]:
