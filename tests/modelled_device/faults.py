@@ -7,7 +7,6 @@ in the tree or in the environment. Needs the build of `make build`.
 
 import json
 import re
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import overlay
 
 SOURCES = "ggml_ext/src"
 SCHEDULER = "vendor/llama.cpp/ggml/src/ggml-backend.cpp"
-LIBRARIES = {SOURCES: "libggml-hobbit.so", SCHEDULER: "libggml-base.so"}
+LIBRARIES = ("libggml-hobbit.so", "libggml-base.so")
 
 IS_FAULT = """
 #include <cstdlib>
@@ -218,13 +217,9 @@ def build(folder: Path) -> Path:
     files = sorted({fault.file for fault in FAULTS})
     with ThreadPoolExecutor(2) as pool:
         objects = dict(pool.map(lambda file: _compile(file, folder), files))
-    for library in LIBRARIES.values():
-        command = overlay.link_command(f"bin/{library}")
-        for object_, changed in objects.items():
-            command = command.replace(f" {object_} ", f" {changed} ")
+    for library in LIBRARIES:
         (lib_dir / library).unlink()
-        command = command.replace(f" -o bin/{library} ", f" -o {lib_dir / library} ")
-        _run(command.replace(f"-Wl,-rpath,{overlay.BUILD}/bin:", "-Wl,-rpath,'$ORIGIN'"))
+        overlay.link(f"bin/{library}", objects, lib_dir)
     return lib_dir
 
 
@@ -244,13 +239,5 @@ def _compile(file: str, folder: Path) -> tuple[str, Path]:
     command = command.replace(f" -o {object_} ", f" -o {path} ").replace(
         f" -c {ROOT / file}", f" -c {changed}"
     )
-    _run(f"{command} -O0 -w")
+    overlay.build(f"{command} -O0 -w")
     return object_, path
-
-
-def _run(command: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", command], cwd=overlay.BUILD, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)

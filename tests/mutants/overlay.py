@@ -55,7 +55,7 @@ class Mutant:
 
 
 class BuildError(Exception):
-    """The mutant does not compile."""
+    """A changed file does not compile."""
 
 
 def covered(
@@ -76,17 +76,17 @@ def fails(mutant: Mutant, folder: Path) -> str:
     changed = folder / original.name
     changed.write_text(mutant.text(), encoding="utf-8")
     covers = {original: changed}
-    compiled = None
+    compiled: dict[str, Path] = {}
     if original.suffix == ".cpp":
         compiled = _compile(original, covers, folder)
         covers = {}
     if mutant.library:
-        assert compiled is not None
-        covers = {_installed(mutant.library): _link(f"bin/{mutant.library}", compiled, folder)}
+        assert compiled
+        covers = {_installed(mutant.library): link(f"bin/{mutant.library}", compiled, folder)}
     for test in mutant.tests:
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
         if "." not in test:
-            program = _link(f"bin/{test}", compiled, folder) if compiled else BUILD / "bin" / test
+            program = link(f"bin/{test}", compiled, folder) if compiled else BUILD / "bin" / test
             command = [str(program)]
         try:
             if covered(covers, command).returncode != 0:
@@ -94,14 +94,6 @@ def fails(mutant: Mutant, folder: Path) -> str:
         except subprocess.TimeoutExpired:
             return f"{test} (no end)"
     return ""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """object_: as the build names it. path: where the mutant's lies."""
-
-    object_: str
-    path: Path
 
 
 @functools.cache
@@ -127,36 +119,44 @@ def compile_command(source: Path) -> tuple[str, str]:
     return commands[source], found[1]
 
 
-def _compile(source: Path, covers: dict[Path, Path], folder: Path) -> Compiled:
+def _compile(source: Path, covers: dict[Path, Path], folder: Path) -> dict[str, Path]:
+    """The mutant's object by the name of the build's."""
     command, object_ = compile_command(source)
     path = folder / "mutant.o"
     shell = f"{command.replace(f' -o {object_} ', f' -o {path} ')} -O1 -w -D_GLIBCXX_ASSERTIONS"
     done = covered(covers, ["sh", "-c", f"cd {BUILD} && {shell}"])
     if done.returncode != 0:
         raise BuildError(done.stderr)
-    return Compiled(object_, path)
+    return {object_: path}
 
 
 @functools.cache
-def link_command(target: str) -> str:
+def _link_command(target: str) -> str:
     command = ["ninja", "-C", str(BUILD), "-t", "commands", "-s", target]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.removeprefix(": && ").strip().removesuffix(" && :")
 
 
-def _link(target: str, compiled: Compiled, folder: Path) -> Path:
-    path = folder / Path(target).name
-    command = link_command(target)
-    if f" {compiled.object_} " in command:
-        command = command.replace(f" {compiled.object_} ", f" {compiled.path} ")
-    else:  # a member of an archive, whose symbols are then known before
-        command = command.replace(f" -o {target} ", f" -o {target} {compiled.path} ")
-    command = command.replace(f" -o {target} ", f" -o {path} ")
-    if target.endswith(".so"):  # installed, libraries find each other beside themselves
-        command = command.replace(f"-Wl,-rpath,{BUILD}/bin:", "-Wl,-rpath,'$ORIGIN'")
+def build(command: str) -> None:
+    """Runs a command in the build's folder. Raises BuildError."""
     done = subprocess.run(["sh", "-c", command], cwd=BUILD, capture_output=True, text=True)
     if done.returncode != 0:
         raise BuildError(done.stderr)
+
+
+def link(target: str, objects: dict[str, Path], folder: Path) -> Path:
+    """A library or program with other files in the place of the build's objects. Raises BuildError."""
+    path = folder / Path(target).name
+    command = _link_command(target)
+    for object_, changed in objects.items():
+        command = command.replace(f" {object_} ", f" {changed} ")
+    if command == _link_command(target):  # they are of an archive; symbols are then known before
+        files = " ".join(map(str, objects.values()))
+        command = command.replace(f" -o {target} ", f" -o {target} {files} ")
+    command = command.replace(f" -o {target} ", f" -o {path} ")
+    if target.endswith(".so"):  # installed, libraries find each other beside themselves
+        command = command.replace(f"-Wl,-rpath,{BUILD}/bin:", "-Wl,-rpath,'$ORIGIN'")
+    build(command)
     return path
 
 
