@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.harness import runner, trace
 from bench.harness.arms import DEVICE_ARMS, MODELLED, Arm, ours
 from bench.harness.runner import BenchConfig, Host, Record, Turn
 from bench.harness.system import ROOT
+from bench.harness.trace import PROFILED
 from bench.harness.worker import Job
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import expert_bytes, model_parts
 from pyhobbit.routing.trace import read_trace, use_rates
 from pyhobbit.settings.config import Setting, format_size
 
-PROFILED = 256  # tokens of a profile
 SOURCES = ROOT / "tests/modelled_device"
 LIBRARY = ROOT / "build/release/bin/libmodelled-time.so"
 """The modelled device, which the build makes with the tests."""
@@ -111,12 +110,12 @@ class Device(Host):
             )
         elif turn.arm.build == "ours":
             config = self._filled(config, turn.arm, folder)
-        yield self._start(self.job(config, turn), folder)
+        yield self._start(self.job(config, turn))
 
     def _filled(self, config: BenchConfig, arm: Arm, folder: Path) -> BenchConfig:
         return runner.with_uses(config, arm, folder / "all")
 
-    def _start(self, job: Job, _folder: Path) -> Record:
+    def _start(self, job: Job) -> Record:
         return runner.start(job)
 
     def _uses(self, config: BenchConfig, folder: Path) -> list[int]:
@@ -124,7 +123,7 @@ class Device(Host):
         path, n_before = folder / "profile.csv", self.n_before(config) + config.n_tokens
         turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0], 0)
         job = replace(self.job(config, turn), prompts=(1,), seconds=3600)
-        self._start(replace(job, n_warm_up=n_before, n_tokens=PROFILED), folder)
+        self._start(replace(job, n_warm_up=n_before, n_tokens=PROFILED))
         seen = read_trace(path)
         routes = seen.split(seen.n_decoded - PROFILED, seen.n_decoded)
         counted = routes[routes["counted"] != 0]
@@ -157,35 +156,29 @@ class Modelled(Device):
     def _own_head(self, config: BenchConfig) -> Record:
         return {"source": "modelled", "prices": self.machine, "routing": "seeded"}
 
-    def _routing(self, config: BenchConfig) -> NDArray[np.int32]:
-        """The choices of all tokens, and of those for a profile behind them."""
-        n_tokens = self.n_before(config) + config.n_tokens
-        return trace.seeded_routing(trace.moe_shape(config.model), n_tokens, PROFILED)
+    def job(self, config: BenchConfig, turn: Turn) -> Job:
+        spread = 0.6 if config.low else 0.0
+        return replace(super().job(config, turn), mmap=True, n_threads=1, spread=spread)
 
     def _filled(self, config: BenchConfig, _arm: Arm, _folder: Path) -> BenchConfig:
         return config  # its process computes every expert once
 
     def _uses(self, config: BenchConfig, _folder: Path) -> list[int]:
-        measured = slice(self.n_before(config), self.n_before(config) + config.n_tokens)
-        others = np.delete(self._routing(config), measured, axis=0)
+        """Uses by all tokens before those that are measured, and by PROFILED behind them."""
+        shape, first = trace.moe_shape(config.model), self.n_before(config)
+        end = first + config.n_tokens
+        others = np.delete(trace.seeded_routing(shape, end, PROFILED), slice(first, end), axis=0)
         experts = others[:, np.flatnonzero(experts_of(config.model))]
-        n_layers, n_experts = experts.shape[1], trace.moe_shape(config.model).n_experts
+        n_layers, n_experts = experts.shape[1], shape.n_experts
         places = np.arange(n_layers)[:, None] * n_experts + experts
         return (1 + np.bincount(places.ravel(), minlength=n_layers * n_experts)).tolist()
 
-    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Iterator[Record]:
-        if not (path := folder / "routing.npz").exists():
-            experts = self._routing(config)
-            np.savez(path, experts=experts, weights=trace.weights_of(experts, 0.6 if config.low else 0.0))
-        yield from super().measure(config, turn, limit, folder)
-
-    def _start(self, job: Job, folder: Path) -> Record:
+    def _start(self, job: Job) -> Record:
         environment = {
             "PYTHONPATH": str(ROOT),
             "LD_PRELOAD": str(LIBRARY),
             "MODELLED_PRICES": json.dumps(self.prices),
         }
-        job = replace(job, mmap=True, n_threads=1, routing=str(folder / "routing.npz"))
         return runner.start(job, program=(str(SOURCES / "decode.py"),), environment=environment)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+PROFILED = 256  # tokens of a profile
 _SEED = 1
 _FIRST_PLAIN_TOKEN = 300  # after control tokens and bytes
 

@@ -38,7 +38,7 @@ class Job:
 
     lib_dir: of stock llama.cpp or ik_llama.cpp; None for this package's.  fills: its calibration fills the
     pools first.
-    routing: .npz with experts and weights for a modelled machine, each [tokens, layers, used].
+    spread: of the weights that a modelled machine's routing has, see trace.weights_of.
     text: its tokens are computed (ours); "": drawn ones, the same in every arm.
     prompts: their lengths.  n_batch: their tokens per pass.
     kept: .npz for the logits of the decoded tokens and their targets, the tokens that follow.
@@ -51,7 +51,7 @@ class Job:
 
     model: str
     lib_dir: str | None = None
-    routing: str = ""
+    spread: float = 0.0
     settings: dict[str, Setting] = field(default_factory=dict)
     mmap: bool = False
     repack: bool = False

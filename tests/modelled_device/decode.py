@@ -56,13 +56,13 @@ def measure(job: Job) -> dict[str, Any]:
     """Decodes in virtual time. Raises HobbitError."""
     libraries = Libraries(job.lib_dir)
     device = Device(libraries.folder)
-    with np.load(job.routing) as arrays:
-        experts, weights = arrays["experts"], arrays["weights"]
     shape = trace.moe_shape(Path(job.model))
+    n_tokens = sum(job.prompts) + job.n_warm_up + job.n_tokens
+    chosen = trace.seeded_routing(shape, n_tokens, trace.PROFILED)  # second passes take some behind
     swept = trace.sweep(shape)
-    experts, weights = np.concatenate([swept, experts]), np.concatenate([trace.weights_of(swept), weights])
+    weights = np.concatenate([trace.weights_of(swept), trace.weights_of(chosen, job.spread)])
     session = Session(libraries, job, max(512, max(job.prompts) + job.n_warm_up + job.n_tokens))
-    device.route(experts, weights, shape.n_experts)
+    device.route(np.concatenate([swept, chosen]), weights, shape.n_experts)
 
     def spent(*passes: int) -> dict[str, int]:
         """Counts and ns of passes with so many tokens."""
