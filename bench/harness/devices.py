@@ -63,6 +63,8 @@ class Device(Host):
 
     arms: ClassVar[Mapping[str, Arm]] = DEVICE_ARMS
     usual: ClassVar[Mapping[str, Any]] = {"limits": (0.2, 0.3, 0.5)}
+    fills: ClassVar[bool] = True
+    """The experts are loaded before the first token."""
 
     def describe(self, lib_dir: Path | None) -> Record:
         """Name, description and memory, by the libraries of lib_dir; None: ours. Raises HobbitError."""
@@ -108,12 +110,9 @@ class Device(Host):
             config = runner.with_uses(
                 config, turn.arm, folder / "profiled", lambda: self._uses(config, folder)
             )
-        elif turn.arm.build == "ours":
-            config = self._filled(config, turn.arm, folder)
+        elif turn.arm.build == "ours" and self.fills:
+            config = runner.with_uses(config, turn.arm, folder / "all")
         yield self._start(self.job(config, turn))
-
-    def _filled(self, config: BenchConfig, arm: Arm, folder: Path) -> BenchConfig:
-        return runner.with_uses(config, arm, folder / "all")
 
     def _start(self, job: Job) -> Record:
         return runner.start(job)
@@ -143,6 +142,7 @@ class Modelled(Device):
     usual: ClassVar[Mapping[str, Any]] = {
         "limits": (0.25,), "reps": 1, "prompts": (1,), "n_warm_up": 64, "arms": MODELLED
     }  # fmt: skip
+    fills = False  # its process computes every expert once
 
     @staticmethod
     def of(machine: str) -> "Modelled":
@@ -159,9 +159,6 @@ class Modelled(Device):
     def job(self, config: BenchConfig, turn: Turn) -> Job:
         spread = 0.6 if config.low else 0.0
         return replace(super().job(config, turn), mmap=True, n_threads=1, spread=spread)
-
-    def _filled(self, config: BenchConfig, _arm: Arm, _folder: Path) -> BenchConfig:
-        return config  # its process computes every expert once
 
     def _uses(self, config: BenchConfig, _folder: Path) -> list[int]:
         """Uses by all tokens before those that are measured, and by PROFILED behind them."""
