@@ -38,6 +38,7 @@ static bool is_fault(const char * name) {
 class Fault:
     """A text that a file has once, and what stands for it, where is_fault(NAME) says whether it is wanted.
 
+    new: "" leaves the statements of the text out.
     found: words of the report where it shows; "": it is a condition, or part of the fault before it.
     beside: conditions in which it shows.  memory: bytes above the least budget.  size: of experts, see
     modelled.on.
@@ -46,7 +47,7 @@ class Fault:
     name: str
     file: str
     old: str
-    new: str
+    new: str = ""
     found: str = ""
     mode: str = "gpu"
     n_devices: int = 1
@@ -70,14 +71,11 @@ FAULTS = [
         OWN_QUEUES,
         f"{SOURCES}/backend/shared-queues.cpp",
         "                inner.share(other);",
-        "                if (!is_fault(NAME)) {\n                    inner.share(other);\n                }",
     ),
     Fault(
         "a layer in a queue of its own is not waited for",
         f"{SOURCES}/graph/inner-graph.cpp",
         "        ggml_backend_synchronize(backend_);\n        count(&stats::device_waits);",
-        "        if (!is_fault(NAME)) {\n            ggml_backend_synchronize(backend_);\n        }\n"
-        "        count(&stats::device_waits);",
         found=r"ADD ffn_moe_out-\d by stream \d+ of device 0 is not ordered behind",
         beside=(OWN_QUEUES,),
     ),
@@ -93,7 +91,6 @@ FAULTS = [
         "the event behind the router's choice is not waited for",
         f"{SOURCES}/graph/inner-graph.cpp",
         "        ggml_backend_event_synchronize(copied_.get());",
-        "        is_fault(NAME) ? void() : ggml_backend_event_synchronize(copied_.get());",
         found=r"the target of a copy of ffn_moe_topk-\d by stream \d+ of device 0 is touched by thread 0",
         size=modelled.QUANTIZED,
     ),
@@ -161,7 +158,6 @@ FAULTS = [
         "who waits for the experts' backend waits for nothing",
         f"{SOURCES}/backend/ggml-hobbit.cpp",
         "        ggml_backend_synchronize(shared);",
-        "        if (!is_fault(NAME)) {\n            ggml_backend_synchronize(shared);\n        }",
         found=r"a copy of HOBBIT_CUDA0#ffn_norm-\d.* by thread 0 is not ordered behind",
         gpu_layers=3,
     ),
@@ -230,7 +226,8 @@ def _compile(file: str, folder: Path) -> tuple[str, Path]:
         if fault.file == file:
             if text.count(fault.old) != 1:
                 raise ValueError(f"{fault.name}: {file} has {text.count(fault.old)} times {fault.old!r}")
-            text = text.replace(fault.old, fault.new.replace("NAME", json.dumps(fault.name)))
+            new = fault.new or f"if (!is_fault(NAME)) {{\n{fault.old}\n}}"
+            text = text.replace(fault.old, new.replace("NAME", json.dumps(fault.name)))
     changed = folder / Path(file).name
     changed.write_text(IS_FAULT + text, encoding="utf-8")
     command, object_ = overlay.compile_command(ROOT / file)

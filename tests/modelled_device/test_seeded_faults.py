@@ -19,7 +19,7 @@ def lib_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def least_memory(tiny_gguf: Path) -> int:
     """Bytes."""
     with pytest.raises(RunError) as refused:
-        _run(tiny_gguf, Fault("", "", "", "", settings={"hobbit.memory": 1 << 20}), None, "")
+        _run(tiny_gguf, Fault("", "", "", settings={"hobbit.memory": 1 << 20}), None, "")
     found = re.search(r"the smallest that works is (\d+) MiB", str(refused.value))
     assert found
     return int(found[1]) << 20
@@ -52,7 +52,7 @@ def test_a_fault_is_reported(
 def test_nothing_is_reported_without_one(
     tiny_gguf: Path, lib_dir: Path, on_cpu: Result, mode: str, fault: str
 ) -> None:
-    result = _run(tiny_gguf, Fault("", "", "", "", mode=mode), lib_dir, fault)
+    result = _run(tiny_gguf, Fault("", "", "", mode=mode), lib_dir, fault)
     modelled.assert_clean(result, on_cpu)
     waits_in_all_layers = result.stats["device_waits"] > result.stats["layers_computed"] / 2
     assert waits_in_all_layers == (fault == OWN_QUEUES)
