@@ -53,14 +53,13 @@ class Run:
     def has_low(self) -> bool:
         return len(self.file.tiers) > 1
 
-    def engine(self, share: float | None = None, **settings: Any) -> EngineConfig:
-        """How it is opened: under the memory, or with pools of `share` of the experts."""
-        if self.memory is not None and share is None:
-            bound: dict[str, Any] = {"memory": self.memory}
-        else:
-            n_used, n_experts = self.file.n_used, self.file.n_experts
-            least = 0.0 if share else 4 * max(n_used.values()) / (n_experts * len(n_used))  # for small models
-            bound = {"pools": max(1, int(self.expert_bytes * max(share or SHARE, least)))}
+    def engine(self, **settings: Any) -> EngineConfig:
+        """How it is opened: with pools that the settings name, under the memory, or with pools of SHARE."""
+        n_used, n_experts = self.file.n_used, self.file.n_experts
+        least = 4 * max(n_used.values()) / (n_experts * len(n_used))  # for small models
+        bound: dict[str, Any] = {"pools": max(1, int(self.expert_bytes * max(SHARE, least)))}
+        if self.memory is not None and "pools" not in settings:
+            bound = {"memory": self.memory}
         cache = CacheConfig(**{**bound, **settings})
         return EngineConfig(cache, self.n_ctx, n_threads=self.n_threads)
 

@@ -31,7 +31,7 @@ Decoded = dict[str, Any]
 
 def decode(run: Run, n_tokens: int, settings: Mapping[str, Any]) -> Decoded:
     """Tokens of the text, one at a time after others. Raises HobbitError."""
-    config = run.engine(1.0 if "pools" in settings else None, **settings)  # an arm's pools are its own
+    config = run.engine(**settings)
     cache = config.cache.settings() | {"hobbit.prefetch_trials": False}  # a verdict depends on other load
     trained = run.file.key("context_length", 4096)  # a small context leaves less to warm up
     n_warm_up = max(0, min(_WARM_UP, trained - n_tokens - 1 - _PROMPT))
