@@ -120,7 +120,7 @@ class Device(Host):
     def _uses(self, config: BenchConfig, folder: Path) -> list[int]:
         """Uses by tokens that no turn measures, and one of each for their order. Raises ArmError."""
         path, n_before = folder / "profile.csv", self.n_before(config) + config.n_tokens
-        turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0], 0)
+        turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0])
         job = replace(self.job(config, turn), prompts=(1,), seconds=3600)
         self._start(replace(job, n_warm_up=n_before, n_tokens=PROFILED))
         seen = read_trace(path)

@@ -139,14 +139,13 @@ class Turn:
 
     arm: Arm
     limit: float | None
-    repetition: int
 
 
 def turns(config: BenchConfig) -> list[Turn]:
     """Each repetition runs every arm once at each of its limits, so that drift meets all alike."""
     return [
-        Turn(arm, limit, repetition)
-        for repetition in range(config.reps)
+        Turn(arm, limit)
+        for _ in range(config.reps)
         for limit in (None, *config.limits)
         for arm in config.arms
         if arm.fits in (None, limit is None)
@@ -201,7 +200,6 @@ def run(config: BenchConfig, target: Host) -> Iterator[Record]:
         for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
             limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
             place = {"arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
-            place |= {"repetition": turn.repetition}
             try:
                 for found in target.measure(config, turn, limit, Path(folder)):
                     yield place | found
