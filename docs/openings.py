@@ -59,9 +59,7 @@ def joined(comments: list[Comment]) -> Iterator[Block]:
 
 def cpp(text: str) -> Iterator[Block]:
     """Yields comments of C and C++, and string literals that start like a sentence: help texts."""
-    text = re.sub(
-        r"/\*(.*?)\*/", lambda match: match[1].replace("\n", "\n//").join(("//", "")), text, flags=re.DOTALL
-    )
+    text = re.sub(r"/\*(.*?)\*/", lambda match: "//" + match[1].replace("\n", "\n//"), text, flags=re.DOTALL)
     comments = []
     for number, line in enumerate(text.splitlines(), 1):
         code, slashes, comment = re.sub(LITERAL, '""', line).partition("//")
@@ -121,10 +119,7 @@ def document(text: str) -> Iterator[Block]:
 
 def patch(text: str) -> Iterator[Block]:
     """Yields comments of the lines that a patch adds."""
-    lines = text.splitlines()
-    return cpp(
-        "\n".join(line[1:] if line.startswith("+") and not line.startswith("+++") else "" for line in lines)
-    )
+    return cpp(re.sub(r"^(\+(?!\+\+)|.*)", "", text, flags=re.MULTILINE))
 
 
 READERS = {".py": python, ".md": document, ".patch": patch} | dict.fromkeys((".c", ".cpp", ".h"), cpp)
@@ -150,17 +145,15 @@ def long_sentences() -> Iterator[str]:
             yield f"{files}: more than a tenth of the sentences has over {MOST_WORDS} words"
 
 
-def main() -> int:
-    """Prints the refused sentences; returns 1 if there are any."""
+def main() -> str:
+    """Returns the refused sentences."""
     command = ["git", "-C", ROOT, "ls-files", "-z", *sys.argv[1:]]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
     found = [problem for name in names if (ROOT / name).is_file() for problem in problems(ROOT / name)]
     if found:
         found.append("Begin with the noun that the sentence is about.")
-    found += long_sentences()
-    print("\n".join(found), end="\n" * bool(found), file=sys.stderr)
-    return int(bool(found))
+    return "\n".join([*found, *long_sentences()])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main() or 0)
