@@ -239,7 +239,6 @@ def job(config: BenchConfig, arm: Arm, limit: int | None) -> Job:
         settings=settings(config, arm, bound) if arm.build == "ours" else {},
         mmap=arm.mmap and limit is not None,
         repack=arm.repack and (limit is None or arm.build == "ours"),
-        fills=config.fills,
         n_threads=config.n_threads or processor_cores(),
         n_batch=arm.n_batch,
         **{

@@ -36,8 +36,8 @@ _FILLING_S = 0.5  # a pause of a disk is shorter
 class Job:
     """One arm's process. model: "" describes the device.
 
-    lib_dir: of stock llama.cpp or ik_llama.cpp; None for this package's.  fills: its calibration fills the
-    pools first.
+    lib_dir: of stock llama.cpp or ik_llama.cpp; None for this package's.
+    settings: of the expert cache; a calibration among them fills the pools first.
     spread: of the weights that a modelled machine's routing has, see trace.weights_of.
     text: its tokens are computed (ours); "": drawn ones, the same in every arm.
     prompts: their lengths.  n_batch: their tokens per pass.
@@ -55,7 +55,6 @@ class Job:
     settings: dict[str, Setting] = field(default_factory=dict)
     mmap: bool = False
     repack: bool = False
-    fills: bool = False
     n_threads: int = 1
     text: str = ""
     prompts: tuple[int, ...] = (16, 128, 512)
@@ -280,7 +279,7 @@ def measure(job: Job) -> dict[str, Any]:
     n_ctx = job.depth + min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens)
     libraries = Libraries(job.lib_dir)
     session = Session(libraries, job, max(longest, n_ctx))
-    if job.fills:
+    if job.settings.get("hobbit.calibrated"):
         session.await_filled()
     ttft_s, ttft_bytes, crcs = {}, {}, []
     for n_tokens in sorted(job.prompts):
