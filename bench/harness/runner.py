@@ -83,9 +83,6 @@ class BenchConfig:
     t1: float = _option("t1", 0.6, "threshold of the rule gate (default: 0.6, HOBBIT's for Mixtral-8x7B)")
     t2: float = _option("t2", 0.9, "the other threshold (default: 0.9)")
 
-    min_margin: ClassVar[int] = 32 << 20  # margin of a limit: page tables, pages of libraries and other files
-    margin: ClassVar[float] = 0.01
-
     def __post_init__(self) -> None:
         check_settings(CacheConfig(t1=self.t1, t2=self.t2).settings())
         for name in ("reps", "n_tokens", "n_warm_up", "seconds", "n_threads"):
@@ -129,8 +126,8 @@ class BenchConfig:
         return [*self.parts, self.low] if self.low else self.parts
 
     def usable(self, limit: int) -> int:
-        """Bytes of a limit that our own processes may plan with."""
-        return max(1, limit - max(self.min_margin, int(limit * self.margin)))
+        """Bytes of a limit to plan with; page tables and pages of libraries and files take the rest."""
+        return max(1, limit - max(32 << 20, limit // 100))
 
 
 @dataclass(frozen=True)
