@@ -316,14 +316,6 @@ __attribute__((visibility("default"))) ssize_t pread(int file, void * to, size_t
     return std::min<ssize_t>(ssize_t(size), std::max<ssize_t>(0, st.st_size - offset));
 }
 
-__attribute__((visibility("default"))) int nanosleep(const timespec * time, timespec * left) {
-    static auto * sleep = real<int(const timespec *, timespec *)>("nanosleep");
-    if (self) {
-        self->now += ns_t(time->tv_sec) * 1000000000 + time->tv_nsec;
-    }
-    return sleep(time, left); // another process may be waited for
-}
-
 __attribute__((visibility("default"))) FILE * fopen64(const char * path, const char * mode) {
     static auto * open = real<FILE *(const char *, const char *)>("fopen64");
     return open(self && std::strcmp(path, "/proc/meminfo") == 0 ? meminfo().c_str() : path, mode);

@@ -52,22 +52,13 @@ int pthread_join(pthread_t thread, void ** result) {
 }
 
 //
-// locks
+// locks: ggml, llama.cpp and hobbit call no other functions for them
 //
 
 int pthread_mutex_lock(pthread_mutex_t * mutex) {
     static const auto real = next<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
     const int         code = real(mutex);
     modelled_locks->acquired(mutex, false);
-    return code;
-}
-
-int pthread_mutex_trylock(pthread_mutex_t * mutex) {
-    static const auto real = next<decltype(pthread_mutex_trylock)>("pthread_mutex_trylock");
-    const int         code = real(mutex);
-    if (code == 0) {
-        modelled_locks->acquired(mutex, false);
-    }
     return code;
 }
 
@@ -81,14 +72,6 @@ int pthread_cond_wait(pthread_cond_t * condition, pthread_mutex_t * mutex) {
     static const auto real = next<decltype(pthread_cond_wait)>("pthread_cond_wait");
     modelled_locks->releasing(mutex);
     const int code = real(condition, mutex);
-    modelled_locks->acquired(mutex, false);
-    return code;
-}
-
-int pthread_cond_timedwait(pthread_cond_t * condition, pthread_mutex_t * mutex, const timespec * time) {
-    static const auto real = next<decltype(pthread_cond_timedwait)>("pthread_cond_timedwait");
-    modelled_locks->releasing(mutex);
-    const int code = real(condition, mutex, time);
     modelled_locks->acquired(mutex, false);
     return code;
 }
