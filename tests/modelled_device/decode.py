@@ -18,10 +18,10 @@ from bench.harness import trace
 from bench.harness.worker import Job, Libraries, Session, counted, serve
 from pyhobbit.errors import HobbitError
 
-COUNTS = ("launches", "replays", "captures", "waits", "copies", "reads")
+COUNTS = ("launches", "replays", "waits", "copies", "reads")
 """Counts per layer. waits: of the host for the device, or what it has ended.  reads: copies to the host."""
-TIMES = ("host", "others", "calls", "waited")
-"""us per layer: code of the thread that decodes, code of others, driver calls, and waits of all threads."""
+TIMES = ("host", "calls")
+"""us per layer: code of the thread that decodes, and driver calls."""
 BUSY = ("device", "link", "cpu")
 
 

@@ -54,11 +54,9 @@ enum class resource { device, to_device, to_host, cpu };
 
 // Sums since the clock was made.
 struct costs {
-    uint64_t launches = 0, replays = 0, captures = 0, waits = 0, copies = 0, reads = 0, copied_bytes = 0;
-    ns_t     host   = 0; // code of the thread that decodes, driver calls aside
-    ns_t     others = 0; // code of other threads
-    ns_t     calls  = 0; // driver calls
-    ns_t     waited = 0; // the host, for the device
+    uint64_t launches = 0, replays = 0, waits = 0, copies = 0, reads = 0, copied_bytes = 0;
+    ns_t     host  = 0; // code of the thread that decodes, driver calls aside
+    ns_t     calls = 0; // driver calls
 };
 
 // Decides when things run on a machine with one CPU, one link and one device: host threads and streams have a time of
@@ -85,10 +83,10 @@ class virtual_clock {
 
     const prices & price() const { return p_; }
 
-    // Host code has taken a lock.
-    void lock(ns_t & host, bool decodes = true) {
-        host                                  += us(p_.lock_us);
-        (decodes ? sums_.host : sums_.others) += us(p_.lock_us);
+    // Host code has taken a lock. decodes: in the thread that decodes
+    void lock(ns_t & host, bool decodes) {
+        host       += us(p_.lock_us);
+        sums_.host += decodes ? us(p_.lock_us) : 0;
     }
 
     // A copy in a stream. From ordinary memory the call returns when it has ended.
@@ -120,7 +118,6 @@ class virtual_clock {
         }
         sums_.launches += n_kernels > 0;
         sums_.replays  += how == start::replay;
-        sums_.captures += how == start::capture;
         ns_t & free     = free_of(resource::device);
         // without capture the device may wait for the launch of each kernel
         const ns_t begin   = std::max({ s.now, free, how == start::direct ? called + first : host });
@@ -191,11 +188,7 @@ class virtual_clock {
         sums_.calls += us(microseconds);
     }
 
-    void wait(ns_t & host, ns_t until, double then_us) {
-        const ns_t end  = std::max(host, until) + us(then_us);
-        sums_.waited   += end - host;
-        host            = end;
-    }
+    void wait(ns_t & host, ns_t until, double then_us) { host = std::max(host, until) + us(then_us); }
 
     void begin_copy(ns_t & host, stream & s, resource link, uint64_t bytes, bool is_pinned) {
         ns_t &       free   = free_of(link);

@@ -28,7 +28,6 @@ TEST_CASE("a copy costs the host its call, and its stream latency and bytes") {
     CHECK(s.now == 1000 + 10000 + 20000);
     clock.synchronize(host, s);
     CHECK(host == 41000);
-    CHECK(clock.sums().waited == 40000);
     CHECK(clock.sums().copied_bytes == 20000);
 }
 
@@ -70,7 +69,6 @@ TEST_CASE("without capture the device may wait for launches, and a replay starts
     CHECK(host == 200000 + 40000 + 55000);
     CHECK(clock.sums().launches == 3);
     CHECK(clock.sums().replays == 1);
-    CHECK(clock.sums().captures == 1);
 }
 
 TEST_CASE("graphs of two streams run one after the other, behind their own streams' copies") {
@@ -129,11 +127,11 @@ TEST_CASE("code counts by its locks, and the time in which anything works once")
     virtual_clock::stream s;
     ns_t                  host   = 0;
     ns_t                  loader = 0;
-    clock.lock(host);
+    clock.lock(host, true);
     clock.lock(loader, false);
+    CHECK(loader == 1500);
     CHECK(host == 1500);
     CHECK(clock.sums().host == 1500);
-    CHECK(clock.sums().others == 1500);
     clock.copy(host, s, resource::to_device, 40000, true); // from 2.5 to 44.5 us
     clock.compute_on_cpu(host, 0, 10000);                  // from 2.5 to 32.5 us
     CHECK(clock.busy(0, 100000, { resource::cpu }) == 30000);
