@@ -27,7 +27,6 @@ std::mutex & device_lock() {
 struct memory_context {
     device_context & device;
     char *           base;
-    size_t           size;
 };
 
 static memory_context & memory_of(ggml_backend_buffer_t buffer) {
@@ -90,12 +89,12 @@ void synchronize(int stream) {
 static void buffer_free(ggml_backend_buffer_t buffer) {
     memory_context & memory = memory_of(buffer);
     tell([&](device_observer & o) {
-        o.on_free(memory.device.index, memory.device.queue, { memory.base, memory.size });
+        o.on_free(memory.device.index, memory.device.queue, { memory.base, buffer->size });
     });
-    munmap(memory.base, memory.size);
+    munmap(memory.base, buffer->size);
     {
         const std::lock_guard<std::mutex> lock(device_lock());
-        memory.device.used -= memory.size;
+        memory.device.used -= buffer->size;
     }
     delete &memory;
 }
@@ -151,7 +150,7 @@ static ggml_backend_buffer_i buffer_interface() {
     i.get_tensor = buffer_get;
     i.cpy_tensor = buffer_copy;
     i.clear      = [](ggml_backend_buffer_t b, uint8_t value) {
-        set_memory(device_of(b), memory_of(b).base, value, memory_of(b).size);
+        set_memory(device_of(b), memory_of(b).base, value, b->size);
     };
     return i;
 }
@@ -176,7 +175,7 @@ static ggml_backend_buffer_t allocate_memory(ggml_backend_buffer_type_t buft, si
     }
     char * base = map_pages(size);
     tell([&](device_observer & o) { o.on_allocate(device.index, { base, size }); });
-    return ggml_backend_buffer_init(buft, buffer_interface(), new memory_context{ device, base, size }, size);
+    return ggml_backend_buffer_init(buft, buffer_interface(), new memory_context{ device, base }, size);
 }
 
 static void free_host(ggml_backend_buffer_t buffer) {
