@@ -65,7 +65,7 @@ void move(const device_context & device, int stream, direction way, const void *
     const bytes from     = { static_cast<const char *>(source), size };
     const bytes to       = { static_cast<const char *>(target), size };
     const bool  is_taken = stream != NO_STREAM && device.queue == stream;
-    copy        c        = { device.index, stream, way, from, to, tensor->name, false, is_taken };
+    copy        c        = { stream, way, from, to, tensor->name, false, is_taken };
     {
         const std::lock_guard<std::mutex> lock(device_lock());
         c.is_pinned = is_pinned(way == direction::to_device ? source : target);
@@ -88,9 +88,7 @@ void synchronize(int stream) {
 
 static void buffer_free(ggml_backend_buffer_t buffer) {
     memory_context & memory = memory_of(buffer);
-    tell([&](device_observer & o) {
-        o.on_free(memory.device.index, memory.device.queue, { memory.base, buffer->size });
-    });
+    tell([&](device_observer & o) { o.on_free(memory.device.queue, { memory.base, buffer->size }); });
     munmap(memory.base, buffer->size);
     {
         const std::lock_guard<std::mutex> lock(device_lock());
@@ -119,7 +117,7 @@ static void buffer_get(ggml_backend_buffer_t buffer, const ggml_tensor * tensor,
 }
 
 static void set_memory(const device_context & device, char * data, uint8_t value, size_t size) {
-    tell([&](device_observer & o) { o.on_clear(device.index, device.queue, { data, size }); });
+    tell([&](device_observer & o) { o.on_clear(device.queue, { data, size }); });
     if (config.compute) {
         std::memset(data, value, size);
     }

@@ -44,7 +44,6 @@ constexpr int NO_STREAM = -1; // the calling thread does it, and waits for its e
 
 // The host's side of the copy is the source, the target, or neither.
 struct copy {
-    int          device;
     int          stream;
     direction    way;
     bytes        source;
@@ -82,14 +81,14 @@ class device_observer {
     virtual void on_open(int /* stream */, int /* device */) {}
     virtual void on_close(int /* stream */) {}
     virtual void on_allocate(int /* device */, bytes /* memory */) {} // of the device
-    virtual void on_free(int /* device */, int /* stream */, bytes /* memory */) {}
+    virtual void on_free(int /* stream */, bytes /* memory */) {}
 
     // Called before and after the bytes move. A blocking copy is over then; for a stream's, see on_synchronize.
     virtual void on_copy(const copy & /* made */) {}
     virtual void on_copied(const copy & /* made */) {}
 
     // The calling thread, or the stream, sets memory to one value.
-    virtual void on_clear(int /* device */, int /* stream */, bytes /* target */) {}
+    virtual void on_clear(int /* stream */, bytes /* target */) {}
 
     // Called before the graph is computed.
     virtual void on_compute(int /* stream */, ggml_cgraph * /* graph */) {}

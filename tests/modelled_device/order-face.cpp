@@ -116,7 +116,7 @@ class order_face : public device_observer {
         memory_[memory.data] = { memory.data + memory.size, device, {}, {} };
     }
 
-    void on_free(int, int stream, bytes memory) override {
+    void on_free(int stream, bytes memory) override {
         write(memory, access_of(doer(stream), "a free"));
         memory_.erase(memory_.lower_bound(memory.data), memory_.lower_bound(memory.data + memory.size));
     }
@@ -156,7 +156,7 @@ class order_face : public device_observer {
         }
     }
 
-    void on_clear(int, int stream, bytes target) override { write(target, access_of(doer(stream), "a clear")); }
+    void on_clear(int stream, bytes target) override { write(target, access_of(doer(stream), "a clear")); }
 
     void on_compute(int stream, ggml_cgraph * graph) override {
         n_graphs_++;
