@@ -57,7 +57,7 @@ struct actor {
 struct access {
     int                                who  = -1; // -1: nobody
     clock_time                         when = 0;
-    std::shared_ptr<const std::string> what;
+    std::shared_ptr<const std::string> what; // and by whom
 };
 
 // Neighbouring bytes with the same past.
@@ -221,8 +221,7 @@ class order_face : public device_observer {
                 found = true;
             }
             if (found && to.data <= address && address < to.data + to.size) {
-                error("the target of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name + " is touched by " +
-                      thread().name + " before its end");
+                error("the target of " + *p.by.what + " is touched by " + thread().name + " before its end");
             }
         }
         return found;
@@ -256,8 +255,9 @@ class order_face : public device_observer {
     }
 
     int    doer(int stream) { return stream == NO_STREAM ? this_thread() : begin(stream); }
-    access access_of(int who, std::string what) const {
-        return { who, actors_[size_t(who)].clock.at(who), std::make_shared<const std::string>(std::move(what)) };
+    access access_of(int who, const std::string & what) const {
+        const actor & own = actors_[size_t(who)];
+        return { who, own.clock.at(who), std::make_shared<const std::string>(what + " by " + own.name) };
     }
 
     // The segments within the range, which end where it does. Memory of the host has none. Kernels of a device cannot
@@ -282,7 +282,7 @@ class order_face : public device_observer {
             n_accesses_++;
             const int device = actors_[size_t(by.who)].device;
             if (device >= 0 && device != s->second.device) {
-                error(*by.what + " by " + actors_[size_t(by.who)].name + " is in memory of another device");
+                error(*by.what + " is in memory of another device");
             }
             visit(s->second);
         }
@@ -314,8 +314,7 @@ class order_face : public device_observer {
 
     void check(const access & now, const access & before) {
         if (before.who >= 0 && before.when > actors_[size_t(now.who)].clock.at(before.who)) {
-            error(*now.what + " by " + actors_[size_t(now.who)].name + " is not ordered behind " + *before.what +
-                  " by " + actors_[size_t(before.who)].name);
+            error(*now.what + " is not ordered behind " + *before.what);
         }
     }
 
@@ -350,7 +349,7 @@ class order_face : public device_observer {
     }
 
     void end(const pending & p) {
-        const std::string of = " of " + *p.by.what + " by " + actors_[size_t(p.by.who)].name;
+        const std::string of = " of " + *p.by.what;
         if (p.what.way == direction::to_device) {
             if (hash_of(p.what.source) != p.hash) {
                 error("the source" + of + " changed before its end");
