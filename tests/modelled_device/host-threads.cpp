@@ -219,8 +219,9 @@ static const std::string & meminfo() {
     return path;
 }
 
+#pragma GCC visibility push(default)
 extern "C" {
-__attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * m) {
+int pthread_mutex_lock(pthread_mutex_t * m) {
     static auto * real_lock = real<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
     if (!self || self->depth > 0) {
         return real_lock(m);
@@ -230,7 +231,7 @@ __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t * 
     return lock(m);
 }
 
-__attribute__((visibility("default"))) int pthread_mutex_unlock(pthread_mutex_t * m) {
+int pthread_mutex_unlock(pthread_mutex_t * m) {
     static auto * unlock = real<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
     if (self && self->depth == 0) {
         wake(m, true, 0);
@@ -238,18 +239,17 @@ __attribute__((visibility("default"))) int pthread_mutex_unlock(pthread_mutex_t 
     return unlock(m);
 }
 
-__attribute__((visibility("default"))) int pthread_cond_wait(pthread_cond_t * c, pthread_mutex_t * m) {
+int pthread_cond_wait(pthread_cond_t * c, pthread_mutex_t * m) {
     static auto * real_wait = real<decltype(pthread_cond_wait)>("pthread_cond_wait", OWN);
     return self ? wait(c, m, -1) : real_wait(c, m);
 }
 
-__attribute__((visibility("default"))) int pthread_cond_clockwait(pthread_cond_t * c, pthread_mutex_t * m, clockid_t id,
-                                                                  const timespec * until) {
+int pthread_cond_clockwait(pthread_cond_t * c, pthread_mutex_t * m, clockid_t id, const timespec * until) {
     static auto * clockwait = real<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
     return self ? wait(c, m, ns_t(until->tv_sec) * 1000000000 + until->tv_nsec) : clockwait(c, m, id, until);
 }
 
-__attribute__((visibility("default"))) int pthread_cond_signal(pthread_cond_t * c) {
+int pthread_cond_signal(pthread_cond_t * c) {
     static auto * signal = real<decltype(pthread_cond_signal)>("pthread_cond_signal", OWN);
     if (self) {
         notify(c, false);
@@ -257,7 +257,7 @@ __attribute__((visibility("default"))) int pthread_cond_signal(pthread_cond_t * 
     return signal(c);
 }
 
-__attribute__((visibility("default"))) int pthread_cond_broadcast(pthread_cond_t * c) {
+int pthread_cond_broadcast(pthread_cond_t * c) {
     static auto * broadcast = real<decltype(pthread_cond_broadcast)>("pthread_cond_broadcast", OWN);
     if (self) {
         notify(c, true);
@@ -265,8 +265,7 @@ __attribute__((visibility("default"))) int pthread_cond_broadcast(pthread_cond_t
     return broadcast(c);
 }
 
-__attribute__((visibility("default"))) int pthread_create(pthread_t * id, const pthread_attr_t * attributes,
-                                                          void * (*work)(void *), void *         argument) {
+int pthread_create(pthread_t * id, const pthread_attr_t * attributes, void * (*work)(void *), void * argument) {
     static auto * create = real<decltype(pthread_create)>("pthread_create");
     if (!self) {
         return create(id, attributes, work, argument);
@@ -284,7 +283,7 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t * id, const 
     return error;
 }
 
-__attribute__((visibility("default"))) int pthread_join(pthread_t id, void ** result) {
+int pthread_join(pthread_t id, void ** result) {
     static auto * join = real<int(pthread_t, void **)>("pthread_join");
     if (self) {
         for (host_thread & t : threads()) {
@@ -297,7 +296,7 @@ __attribute__((visibility("default"))) int pthread_join(pthread_t id, void ** re
 }
 
 // std::chrono::steady_clock::now()
-__attribute__((visibility("default"))) int64_t _ZNSt6chrono3_V212steady_clock3nowEv() {
+int64_t _ZNSt6chrono3_V212steady_clock3nowEv() {
     if (self) {
         return self->now;
     }
@@ -307,7 +306,7 @@ __attribute__((visibility("default"))) int64_t _ZNSt6chrono3_V212steady_clock3no
 }
 
 // The experts' values are not wanted: what is not read stays a hole in memory, as it is one in the file.
-__attribute__((visibility("default"))) ssize_t pread(int file, void * to, size_t size, off_t offset) {
+ssize_t pread(int file, void * to, size_t size, off_t offset) {
     static auto * read = real<ssize_t(int, void *, size_t, off_t)>("pread");
     struct stat   st;
     if (!self || self->is_main || fstat(file, &st) != 0) {
@@ -316,24 +315,23 @@ __attribute__((visibility("default"))) ssize_t pread(int file, void * to, size_t
     return std::min<ssize_t>(ssize_t(size), std::max<ssize_t>(0, st.st_size - offset));
 }
 
-__attribute__((visibility("default"))) FILE * fopen64(const char * path, const char * mode) {
+FILE * fopen64(const char * path, const char * mode) {
     static auto * open = real<FILE *(const char *, const char *)>("fopen64");
     return open(self && std::strcmp(path, "/proc/meminfo") == 0 ? meminfo().c_str() : path, mode);
 }
 
 // Nothing of a mapping is brought in before it is used.
-__attribute__((visibility("default"))) void * mmap(void * at, size_t size, int access, int flags, int file,
-                                                   off_t from) noexcept {
+void * mmap(void * at, size_t size, int access, int flags, int file, off_t from) noexcept {
     static auto * map = real<void *(void *, size_t, int, int, int, off_t)>("mmap");
     return map(at, size, access, self ? flags & ~MAP_POPULATE : flags, file, from);
 }
 
-__attribute__((visibility("default"))) int posix_madvise(void * at, size_t size, int advice) noexcept {
+int posix_madvise(void * at, size_t size, int advice) noexcept {
     static auto * advise = real<int(void *, size_t, int)>("posix_madvise");
     return self && advice == POSIX_MADV_WILLNEED ? 0 : advise(at, size, advice);
 }
 
-__attribute__((visibility("default"))) int madvise(void * at, size_t size, int advice) noexcept {
+int madvise(void * at, size_t size, int advice) noexcept {
     static auto * advise   = real<int(void *, size_t, int)>("madvise");
     constexpr int populate = 23; // MADV_POPULATE_WRITE
     if (self && advice == populate) {
@@ -343,3 +341,4 @@ __attribute__((visibility("default"))) int madvise(void * at, size_t size, int a
     return self && advice == MADV_HUGEPAGE ? 0 : advise(at, size, advice);
 }
 }
+#pragma GCC visibility pop
