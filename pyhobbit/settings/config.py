@@ -4,7 +4,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
@@ -14,7 +14,7 @@ from pyhobbit._tables import CacheSettings
 from pyhobbit._tables import Setting as Spec
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.threads import processor_cores
-from pyhobbit.settings.table import KEYS, OPTIONS
+from pyhobbit.settings.table import OPTIONS
 
 Setting = bool | int | float | str
 
@@ -74,10 +74,8 @@ class CacheConfig(CacheSettings):
     """
 
     def __post_init__(self) -> None:
-        for name, specs in OPTIONS.items():
-            if (value := getattr(self, name)) is not None:
-                for spec, each in zip(specs, _elements(name, value), strict=True):
-                    _check(name, spec, each)
+        for name, spec, value in _given(self):
+            _check(name, spec, value)
 
     def settings(self) -> dict[str, Setting]:
         """Settings for hobbit_open (hobbit.h), by key."""
@@ -89,22 +87,19 @@ class CacheConfig(CacheSettings):
 
 def given_settings(cache: CacheSettings) -> dict[str, Setting]:
     """The settings that are not None, by key. Raises ConfigError for a wrong number of weights."""
-    return {
-        spec.key: _native(spec, each)
-        for name, specs in OPTIONS.items()
-        if (value := getattr(cache, name)) is not None
-        for spec, each in zip(specs, _elements(name, value), strict=True)
-    }
+    return {spec.key: _native(spec, value) for _, spec, value in _given(cache)}
 
 
-def _elements(name: str, value: Any) -> Sequence[Any]:
-    """The values of an option's settings."""
-    keys = KEYS[name]
-    if len(keys) == 1:
-        return (value,)
-    names = ", ".join(key.removeprefix("hobbit.") for key in keys)
-    _require(len(value) == len(keys), f"{name} has {len(value)} numbers; give {len(keys)}: {names}")
-    return value
+def _given(cache: CacheSettings) -> Iterator[tuple[str, Spec, Any]]:
+    """The settings that are not None, by option. Raises ConfigError for a wrong number of weights."""
+    for name, specs in OPTIONS.items():
+        if (value := getattr(cache, name)) is not None:
+            values = value if len(specs) > 1 else (value,)
+            keys = ", ".join(spec.key.removeprefix("hobbit.") for spec in specs)
+            wrong = f"{name} has {len(values)} numbers; give {len(specs)}: {keys}"
+            _require(len(values) == len(specs), wrong)
+            for spec, each in zip(specs, values, strict=True):
+                yield name, spec, each
 
 
 def _check(name: str, spec: Spec, value: Any) -> None:

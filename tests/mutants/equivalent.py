@@ -13,7 +13,7 @@ EQUIVALENT: dict[str, str] = {
     "return demand.slot_size[term_id::low] > <0 && (b.low_demand > 0.0 || demand.low_per_high > 0 || "
     "demand.n_absent > 0); -> 1": UNIT,
     'const double n_layers  = read(".block_count", <1); -> 2': "without the key either number is sound",
-    "for spec, each in zip(specs, _elements(name, value), strict=<True): -> False": "_elements() has as many",
+    "for spec, each in zip(specs, values, strict=<True): -> False": "another number is refused before",
     "shared[i].*setting = least[i] + (sum > <0 ? uint64_t(rest * weights[i] / sum) : 0); -> 1": UNIT,
     "for (size_t i = 0; i < least.size() && bound > <0; i++) { -> 1": "a bound of one byte is refused before",
     "uint64_t n_uses_ = <0; -> 1": "the order of the counts decides, and the first is above 0 all the same",
