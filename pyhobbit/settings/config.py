@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Settings of a user. Making a dataclass checks its values and raises ConfigError."""
 
+import math
 import os
 import re
 import sys
@@ -168,19 +169,16 @@ class SamplingConfig:
             kind, value = "number" if each.type is float else "whole number", getattr(self, each.name)
             _require(value is not None or each.name == "seed", f"{each.name} is None; it must be a {kind}")
             _require_number(each.name, value, kind)
-        _require(0 <= self.temp <= _MAX_FLOAT, f"temp is {self.temp}; it must be 0 (greedy) or more")
-        _require(
-            -1 <= self.top_k <= _MAX_INT32, f"top_k is {self.top_k}; it must be 0, -1 (all tokens) or more"
-        )
-        for name in ("top_p", "min_p"):
+        for name, least, most, what in (
+            ("temp", 0, _MAX_FLOAT, "be 0 (greedy) or more"),
+            ("top_k", -1, _MAX_INT32, "be 0, -1 (all tokens) or more"),
+            ("top_p", 0, 1, "lie between 0 and 1"),
+            ("min_p", 0, 1, "lie between 0 and 1"),
+            ("repeat_penalty", math.ulp(0), _MAX_FLOAT, "be above 0, and 1 for none"),
+            ("seed", -1, _MAX_SEED, f"lie between 0 and {_MAX_SEED}, or be -1 for any"),
+        ):
             value = getattr(self, name)
-            _require(0 <= value <= 1, f"{name} is {value}; it must lie between 0 and 1")
-        _require(
-            0 < self.repeat_penalty <= _MAX_FLOAT,
-            f"repeat_penalty is {self.repeat_penalty}; it must be above 0, and 1 for none",
-        )
-        is_seed = self.seed is None or -1 <= self.seed <= _MAX_SEED
-        _require(is_seed, f"seed is {self.seed}; it must lie between 0 and {_MAX_SEED}, or be -1 for any")
+            _require(value is None or least <= value <= most, f"{name} is {value}; it must {what}")
 
 
 SAMPLING_HELP: Mapping[str, str] = {
@@ -373,18 +371,14 @@ class CalibrationConfig:
     all_rules: ClassVar[tuple[str, ...]] = ("gate", "price", "edgemoe")
 
     def __post_init__(self) -> None:
-        n_ctx = self.engine.n_ctx
-        _require(
-            n_ctx is None or n_ctx >= self.min_n_ctx,
-            f"--ctx is {n_ctx}; it must be at least {self.min_n_ctx}",
-        )
-        for name, value in (("--max-ppl-increase", self.max_ppl_increase), ("--max-kl", self.max_kl)):
-            _require(value is None or value >= 0, f"{name} is {value}; it must be 0 or more")
-        _require(
-            self.max_chunks >= self.min_chunks,
-            f"--chunks is {self.max_chunks}; it must be at least {self.min_chunks}",
-        )
-        _require(self.cost_chunks > 0, f"cost_chunks is {self.cost_chunks}; it must be positive")
+        for name, value, least, what in (
+            ("--ctx", self.engine.n_ctx, self.min_n_ctx, f"at least {self.min_n_ctx}"),
+            ("--max-ppl-increase", self.max_ppl_increase, 0, "0 or more"),
+            ("--max-kl", self.max_kl, 0, "0 or more"),
+            ("--chunks", self.max_chunks, self.min_chunks, f"at least {self.min_chunks}"),
+            ("cost_chunks", self.cost_chunks, 1, "positive"),
+        ):
+            _require(value is None or value >= least, f"{name} is {value}; it must be {what}")
         names = ", ".join(self.all_rules)
         _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
 
