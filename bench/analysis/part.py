@@ -15,7 +15,7 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.model_file import ModelFile
 from pyhobbit.quality.evaluate import Chunk, Evaluator
 from pyhobbit.settings.config import CacheConfig, CalibrationConfig, EngineConfig
-from pyhobbit.settings.resolve import resolved
+from pyhobbit.settings.resolve import resolve
 
 Figure = dict[str, Any]
 """One figure: kind, papers, title, theirs (what the paper shows) and its values."""
@@ -88,8 +88,8 @@ def calibrated(model: Path) -> dict[str, dict[str, str]]:
     """Settings of each rule whose numbers a calibration has, by what they are called."""
     if not calibration_path(model).exists():
         return {}
-    gate = ["gate"] if resolved(model, {"hobbit.rule": "gate"}, "t1") < 1 else []
-    rules = dict.fromkeys([*gate, resolved(model, {}, "rule")])
+    gate = ["gate"] if resolve(model, {"hobbit.rule": "gate"})["t1"].value < 1 else []
+    rules = dict.fromkeys([*gate, resolve(model, {})["rule"].value])
     return {f"calibrated, {NAMES[rule]}": {"rule": rule} for rule in rules}
 
 

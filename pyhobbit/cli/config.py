@@ -126,7 +126,7 @@ def _cache_rows(path: Path | None, cache: CacheConfig, plan: "MemoryPlan | None"
     left_out = set() if on_gpu else {"mode", "device_memory"}
     left_out |= set() if cache.pools is None else {"memory", "device_memory"}
     files = {} if path is None else {"calibration": calibration_path(path).name}
-    for each in resolve(path, cache.settings()):
+    for each in resolve(path, cache.settings()).values():
         if each.value is not None or each.name == "low_share":
             if each.source == "flag" or each.name not in left_out:
                 yield replace(each, note=each.note or files.get(each.source, ""))

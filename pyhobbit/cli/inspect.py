@@ -92,7 +92,7 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
         return
     cache = config.cache
     info = opened_info(path, {"hobbit.enable": True, **cache.settings()})  # refuses a dense model
-    applied = {each.name: each.value for each in resolve(path, cache.settings())}
+    applied = {name: each.value for name, each in resolve(path, cache.settings()).items()}
     model = read_model_file(path, cache.sidecar)
     plan, error = _plan(path, config)
     document: dict[str, Any] = {

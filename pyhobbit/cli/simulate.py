@@ -192,7 +192,7 @@ def _document(trace: "Trace", split: str | None, base: "Simulation", runs: Seque
         "model": trace.model,
         "split": split,
         **{name: getattr(base, name) for name in sizes},
-        **{each.name: each.value for each in resolve(None, given) if each.name in _SETTINGS},
+        **{each.name: each.value for each in resolve(None, given).values() if each.name in _SETTINGS},
         "predictor": base.predictor,
         "n_used_by_layer": trace.n_used_by_layer,
         "runs": list(runs),

@@ -116,7 +116,7 @@ class Cache:
             return {}
         rows = ffi.new("struct hobbit_resolved_setting[]", len(SETTINGS))
         lib.hobbit_get_settings(self._pointer, rows, len(rows))
-        return {each.name: each for each in options_of(rows)}
+        return options_of(rows)
 
     def live(self) -> dict[str, Any]:
         """The settings that may change while the model is open, by name; none without a cache."""

@@ -159,7 +159,7 @@ def quality_text(model: Path, cache: CacheConfig) -> str | None:
     """The meaning of the quality that is asked for; None where none is, or no experts. Raises HobbitError."""
     if cache.quality is None:
         return None
-    note = next(each.note for each in resolve(model, cache.settings()) if each.name == "quality")
+    note = resolve(model, cache.settings())["quality"].note
     return f"{cache.quality}: {note}" if note else None
 
 

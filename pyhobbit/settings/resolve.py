@@ -18,8 +18,8 @@ _texts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # texts that ar
 _SOURCES = ("default", "computed", "file", "calibration", "flag")  # in the order of hobbit_setting_source
 
 
-def resolve(path: Path | None, settings: Mapping[str, Setting]) -> list[Resolved]:
-    """The settings of a model, or of any without a path. Raises ConfigError, or HobbitError for the file."""
+def resolve(path: Path | None, settings: Mapping[str, Setting]) -> dict[str, Resolved]:
+    """Settings by option; path: None for any model. Raises ConfigError, or HobbitError for the file."""
     rows = ffi.new("struct hobbit_resolved_setting[]", len(SETTINGS))
     given = c_settings(settings)
     try:
@@ -32,20 +32,15 @@ def resolve(path: Path | None, settings: Mapping[str, Setting]) -> list[Resolved
     return options_of(rows)
 
 
-def resolved(path: Path, settings: Mapping[str, Setting], name: str) -> Any:
-    """The value that an option of the model gets. Raises as resolve()."""
-    return next(each.value for each in resolve(path, settings) if each.name == name)
-
-
 def check_settings(settings: Mapping[str, Setting]) -> None:
     """Raises ConfigError for settings that the engine refuses for every model."""
     resolve(None, settings)
 
 
-def options_of(rows: Iterable[Any]) -> list[Resolved]:
-    """Users' options of an array of hobbit_resolved_setting."""
+def options_of(rows: Iterable[Any]) -> dict[str, Resolved]:
+    """Users' options of an array of hobbit_resolved_setting, by name."""
     by_key = {spec.key: (spec.kind, row) for spec, row in zip(SETTINGS, rows, strict=True)}
-    return [_option(name, [by_key[key] for key in keys]) for name, keys in KEYS.items()]
+    return {name: _option(name, [by_key[key] for key in keys]) for name, keys in KEYS.items()}
 
 
 def _option(name: str, settings: Sequence[tuple[str, Any]]) -> Resolved:

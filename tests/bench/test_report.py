@@ -19,7 +19,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.settings.resolve import resolved
+from pyhobbit.settings.resolve import resolve
 
 TEXT = TESTS / "tiny_moe" / "heldout.txt"
 PARTS = ("routing", "answers", "skipping", "systems", "confidence")
@@ -138,7 +138,8 @@ def test_each_rule_of_a_calibration_has_an_arm(tmp_path: Path) -> None:
     Calibration(size, low_bytes, numbers, rule="price", costs=costs).write(model)
     by_rule = {"calibrated, gate (Eq. 2)": {"rule": "gate"}, "calibrated, price": {"rule": "price"}}
     assert calibrated(model) == by_rule
-    assert (resolved(model, {"hobbit.rule": "gate"}, "t2"), resolved(model, {}, "price")) == (0.8, 0.1)
+    assert resolve(model, {"hobbit.rule": "gate"})["t2"].value == 0.8
+    assert resolve(model, {})["price"].value == 0.1
     Calibration(size, low_bytes, {"price": 0.1}, rule="edgemoe", costs=costs).write(model)  # fitted alone
     assert list(calibrated(model)) == ["calibrated, static widths (EdgeMoE)"]
 

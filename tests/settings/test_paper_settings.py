@@ -72,7 +72,7 @@ def test_a_paper_resolves_to_its_settings(paper: str, stored: str, tmp_path: Pat
         with pytest.raises(HobbitError, match=expected):
             resolve(model, settings)
         return
-    values = {each.name: each.value for each in resolve(model, settings)}
+    values = {name: each.value for name, each in resolve(model, settings).items()}
     assert {name: values[name] for name in expected} == expected
 
 
@@ -86,4 +86,4 @@ def test_hobbit_computes_prompts_on_the_gpu_and_shares_the_rest(device: str) -> 
 
 def test_the_price_itself_may_be_all_high(tmp_path: Path) -> None:
     given = {"hobbit.rule": "edgemoe", "hobbit.price": 0.0}
-    assert {each.name: each.value for each in resolve(_model(tmp_path, "none"), given)}["price"] == 0
+    assert resolve(_model(tmp_path, "none"), given)["price"].value == 0
