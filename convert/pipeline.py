@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from gguf import GGUFValueType
-from tqdm import tqdm
 
 from pyhobbit.convert import checkpoint
 from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
@@ -23,9 +22,9 @@ from pyhobbit.convert.read import check_routed, read_model
 from pyhobbit.convert.write import NotFiniteError, Progress, verify_output, write_output
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import tiers
-from pyhobbit.model.disk_room import check_room
 from pyhobbit.model.file_names import model_stem, sidecar_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, pack_header, scalar_entry, tensor_nbytes
+from pyhobbit.model.long_work import check_room, progress_bar
 from pyhobbit.model.model_file import opened_info
 from pyhobbit.model.quantize import GgmlType, type_by_name
 from pyhobbit.native.files import atomic_output, temporary_file
@@ -298,10 +297,7 @@ def _metadata(model: GgufFile, recipe: Recipe, thresholds: Sequence[KeyValue]) -
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Progress]:
-    interval = 0.1 if sys.stderr.isatty() else 5  # seconds; a log file gets few lines
-    with tqdm(
-        desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, mininterval=interval
-    ) as bar:
+    with progress_bar(what, total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
         yield lambda n: bar.update(min(n, total - bar.n))  # a checkpoint's metadata are not in the total
 
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from bench.harness.system import ROOT
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import gguf_file as gguf
-from pyhobbit.model.disk_room import check_room
+from pyhobbit.model.long_work import check_room
 from pyhobbit.model.quantize import GgmlType, quantize, type_by_name
 from pyhobbit.model.tiers import ALIGNMENT, LOW, routed_part, sidecar_metadata, tier_tensor_name
 from pyhobbit.native.files import atomic_output

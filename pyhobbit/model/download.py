@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from huggingface_hub import (
@@ -25,9 +26,9 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
-from pyhobbit.model.disk_room import check_room
 from pyhobbit.model.gguf_file import GgufFile, parse_head
 from pyhobbit.model.labels import is_first, is_model, matching, the_one
+from pyhobbit.model.long_work import check_room
 from pyhobbit.model.names import check_kind, check_quantised, parse_repository
 from pyhobbit.settings.config import format_size
 
@@ -185,6 +186,8 @@ def _bounded(file: str, size: int) -> type[tqdm]:
     """
 
     class Bounded(tqdm):
+        _lock = RLock()  # tqdm's own is two locks, and a signal may raise between them
+
         def __init__(self, *arguments: Any, **named: Any) -> None:
             self._received = named.get("initial", 0)
             super().__init__(*arguments, **named)

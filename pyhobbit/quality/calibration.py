@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Calibration: what a model does on a text, and the settings that follow."""
 
-import contextlib
 import hashlib
 import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -19,6 +17,7 @@ from tqdm import tqdm
 from pyhobbit._tables import RULES
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
+from pyhobbit.model.long_work import progress_bar
 from pyhobbit.model.model_file import model_parts
 from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
@@ -206,7 +205,8 @@ _Cheapest = Callable[[Trials, Bound], Quality]
 def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest) -> None:
     """Fits the evaluator's rule on the first chunks, checks it on the others, and keeps both results."""
     rule, n = evaluator.rule, known.n_fit
-    with _bar(f"rule {rule}", TYPICAL_TRIALS[rule] * sum(map(len, known.chunks[:n])), "tokens") as bar:
+    n_tokens = TYPICAL_TRIALS[rule] * sum(map(len, known.chunks[:n]))
+    with progress_bar(f"rule {rule}", n_tokens, unit=" tokens") as bar:
 
         def on_measured(q: Quality) -> None:
             numbers = " ".join(f"{name} {number:g}" for name, number in q.numbers.items())
@@ -244,7 +244,7 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
     n_layers = len(seen.layers)
     n_experts_used = sum(np.unique(part.used(part.experts, i)).size for i in range(n_layers))
     n_runs = _n_cost_runs(config, n_layers, n_experts_used)
-    with _bar("costs", n_runs * sum(map(len, chunks)), "tokens") as bar:
+    with progress_bar("costs", n_runs * sum(map(len, chunks)), unit=" tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
         found.costs = runs.by_expert() if rule == "edgemoe" else runs.by_layer()
         bar.total = bar.n
@@ -257,7 +257,7 @@ def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
     n_layers, n = known.info.n_layers, known.n_fit % len(known.chunks)
     chunks, reference = known.chunks[n:], known.reference[n:]
     evaluator.set_costs(Costs((0.0,) * n_layers, (math.inf,) * n_layers))
-    with _bar("low tier", known.n_tokens, "tokens") as bar:
+    with progress_bar("low tier", known.n_tokens, unit=" tokens") as bar:
         found.low_alone = known.memo.measured(
             "low alone", lambda: evaluator.measure(chunks, reference, bar.update, price=1.0)
         )
@@ -319,7 +319,7 @@ def profile(
 ) -> tuple[np.ndarray, Observations]:
     """The reference logits, and the routing of that run. on_chunk: called for each. Raises HobbitError."""
     recorder = Recorder(len(chunks), evaluator.n_ctx, evaluator.info.n_layers, 0)
-    with _bar("profile", sum(map(len, chunks)), "tokens") as bar, evaluator.observing(recorder):
+    with progress_bar("profile", sum(map(len, chunks)), unit=" tokens") as bar, evaluator.observing(recorder):
 
         def progress(n_tokens: int) -> None:
             bar.update(n_tokens)
@@ -353,7 +353,7 @@ def _fit_cache(known: _Known, found: _Found) -> tuple[CacheFit, dict[str, float]
     half = n_tokens // 2
     n_at_once = max(1, min(half, _MAX_ROUTES // (n_layers * n_used)))
     fitting, choosing = (routes(seen, slice(start, start + n_at_once)) for start in (0, half))
-    with _bar("cache", None, "replays") as bar:
+    with progress_bar("cache", None, unit=" replays") as bar:
         fitters = {
             rule: CacheFitter(simulation_of(known.info, rule, best, found.costs), bar.update)
             for rule, best in found.by_rule.items()
@@ -373,10 +373,3 @@ def routes(seen: Observations, tokens: slice) -> np.ndarray:
     chosen["weight"] = 1.0 if seen.weights is None else seen.weights[tokens]
     chosen["counted"] = 1
     return chosen[:, seen.is_used].ravel()
-
-
-@contextlib.contextmanager
-def _bar(what: str, total: int | None, unit: str) -> Iterator["tqdm[Any]"]:
-    interval = 0.1 if sys.stderr.isatty() else 5  # seconds; a log file gets few lines
-    with tqdm(desc=what, total=total, unit=f" {unit}", mininterval=interval) as bar:
-        yield bar

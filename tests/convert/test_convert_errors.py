@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from convert_fixtures import CONVERT, run_converter, write_moe
 from gguf import GGUFReader, GGUFWriter
+from tqdm.std import TqdmDefaultWriteLock
 
 from pyhobbit.convert import pipeline
 from pyhobbit.convert.options import Options
@@ -298,3 +299,15 @@ def test_interruption_leaves_no_file(tmp_path: Path, number: signal.Signals) -> 
         assert process.returncode == 1
         assert stderr.splitlines()[-1].endswith("nothing was written")
     assert list(tmp_path.iterdir()) == [model]
+
+
+def test_a_signal_finds_the_lock_of_a_bar_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tqdm's own lock is two, and the release of its half would hide what a signal has raised."""
+
+    def interrupted(lock: TqdmDefaultWriteLock) -> None:
+        lock.locks[0].acquire()
+        raise SystemExit("terminated: nothing was written")
+
+    monkeypatch.setattr(TqdmDefaultWriteLock, "acquire", interrupted)
+    with pipeline._progress("reading", 1) as progress:
+        progress(1)
