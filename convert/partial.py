@@ -13,7 +13,7 @@ from pyhobbit.convert.options import Options
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, placed
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
-from pyhobbit.model.gguf_file import GgufFile, KeyValue, numbers_entry, read_gguf, string_entry
+from pyhobbit.model.gguf_file import GgufFile, KeyValue, array_entry, read_gguf, string_entry
 from pyhobbit.model.model_file import opened_info
 from pyhobbit.model.tiers import HIGH, LOW, read_tiers, routed_part, tier_metadata, tier_tensor_name
 
@@ -59,7 +59,7 @@ def drop_high(path: Path, share: float | str) -> tuple[Plan, list[KeyValue], str
         kept.setdefault(layer, []).append(expert)
     own = [entry for key, entry in model.file.metadata.items() if not key.startswith(_OWN_KEYS)]
     groups = [
-        numbers_entry(_EXPERTS.format(part.layer, part.name), GGUFValueType.INT32, kept[part.layer])
+        array_entry(_EXPERTS.format(part.layer, part.name), GGUFValueType.INT32, kept[part.layer])
         for part in model.high
         if part.layer in kept
     ]

@@ -170,9 +170,9 @@ def _tokenizer(n_vocab: int) -> list[gguf.KeyValue]:
     tokens += [f"\u2581piece{i}\u2581" for i in range(n_more)]
     return [
         gguf.string_entry("tokenizer.ggml.model", "llama"),
-        gguf.strings_entry("tokenizer.ggml.tokens", tokens),
-        gguf.numbers_entry("tokenizer.ggml.scores", GGUFValueType.FLOAT32, [0.0] * n_vocab),
-        gguf.numbers_entry("tokenizer.ggml.token_type", GGUFValueType.INT32, types),
+        gguf.array_entry("tokenizer.ggml.tokens", GGUFValueType.STRING, tokens),
+        gguf.array_entry("tokenizer.ggml.scores", GGUFValueType.FLOAT32, [0.0] * n_vocab),
+        gguf.array_entry("tokenizer.ggml.token_type", GGUFValueType.INT32, types),
         gguf.scalar_entry("tokenizer.ggml.bos_token_id", GGUFValueType.UINT32, 1),
         gguf.scalar_entry("tokenizer.ggml.eos_token_id", GGUFValueType.UINT32, 2),
     ]

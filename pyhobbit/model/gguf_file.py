@@ -198,26 +198,22 @@ def read_floats(tensor: TensorInfo) -> np.ndarray:
 
 
 def scalar_entry(key: str, value_type: GGUFValueType, value: int | float | bool) -> KeyValue:
-    return KeyValue(key, value_type, struct.pack("<" + _SCALARS[value_type], value))
+    return KeyValue(key, value_type, _packed(value, value_type))
 
 
 def string_entry(key: str, value: str) -> KeyValue:
-    return KeyValue(key, GGUFValueType.STRING, _pack_string(value))
+    return KeyValue(key, GGUFValueType.STRING, _packed(value))
 
 
-def strings_entry(key: str, values: Sequence[str]) -> KeyValue:
-    head = struct.pack("<IQ", GGUFValueType.STRING, len(values))
-    return KeyValue(key, GGUFValueType.ARRAY, head + b"".join(map(_pack_string, values)))
-
-
-def numbers_entry(key: str, item_type: GGUFValueType, values: Sequence[float]) -> KeyValue:
+def array_entry(key: str, item_type: GGUFValueType, values: Sequence[float | str]) -> KeyValue:
     head = struct.pack("<IQ", item_type, len(values))
-    items = struct.pack(f"<{len(values)}{_SCALARS[item_type]}", *values)
-    return KeyValue(key, GGUFValueType.ARRAY, head + items)
+    return KeyValue(key, GGUFValueType.ARRAY, head + b"".join(_packed(each, item_type) for each in values))
 
 
-def _pack_string(text: str) -> bytes:
-    data = text.encode()
+def _packed(value: float | str, value_type: GGUFValueType = GGUFValueType.STRING) -> bytes:
+    if not isinstance(value, str):
+        return struct.pack("<" + _SCALARS[value_type], value)
+    data = value.encode()
     return struct.pack("<Q", len(data)) + data
 
 
@@ -228,8 +224,8 @@ def pack_header(metadata: Sequence[KeyValue], placements: Iterable[Placement], a
         if len(name.encode()) > _MAX_NAME:
             raise HobbitError(f"the tensor name {name!r} would be longer than {_MAX_NAME} bytes")
         numbers = struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, ggml_type.id, offset)
-        infos.append(_pack_string(name) + numbers)
-    entries = [_pack_string(entry.key) + struct.pack("<I", entry.type) + entry.raw for entry in metadata]
+        infos.append(_packed(name) + numbers)
+    entries = [_packed(entry.key) + struct.pack("<I", entry.type) + entry.raw for entry in metadata]
     head = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(infos), len(entries))
     header = b"".join([head, *entries, *infos])
     return header.ljust(align(len(header), alignment), b"\0")

@@ -12,9 +12,9 @@ from pyhobbit.model.gguf_file import (
     GgufFile,
     KeyValue,
     TensorInfo,
+    array_entry,
     scalar_entry,
     string_entry,
-    strings_entry,
     tensor_nbytes,
 )
 from pyhobbit.model.quantize import GgmlType, type_by_name
@@ -102,7 +102,7 @@ def tier_metadata(version: int = 1, high: str = "complete", *own: KeyValue) -> l
     """Keys of a file with both tiers or of a sidecar, but for groups. high: its kind.  own: the version's."""
     return [
         scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
-        strings_entry("hobbit.tiers", [HIGH, LOW]),
+        array_entry("hobbit.tiers", GGUFValueType.STRING, [HIGH, LOW]),
         *own,
         string_entry(f"hobbit.tier.{HIGH}.kind", high),
         string_entry(f"hobbit.tier.{LOW}.kind", "complete"),

@@ -15,7 +15,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import Repo
 from pyhobbit.model.gguf_file import (
     align,
-    numbers_entry,
+    array_entry,
     pack_header,
     parse_head,
     scalar_entry,
@@ -255,7 +255,7 @@ def test_tables_of_which_a_token_needs_rows_take_no_memory() -> None:
 
     def weights(*more: str) -> Weights:
         tensors = [(name, f16, (32, 2, 8), 1024 * i) for i, name in enumerate([*names, *more])]
-        head = pack_header([numbers_entry("m.expert_used_count", GGUFValueType.INT32, [2])], tensors, 32)
+        head = pack_header([array_entry("m.expert_used_count", GGUFValueType.INT32, [2])], tensors, 32)
         file = parse_head(Path("m"), head, len(head) + 1024 * len(tensors))
         assert file is not None
         return weights_of([file], 1024 * len(tensors))
