@@ -290,7 +290,7 @@ def _thresholds(options: Options) -> list[KeyValue]:
 def _metadata(model: GgufFile, recipe: Recipe, thresholds: Sequence[KeyValue]) -> list[KeyValue]:
     if recipe.sidecar:
         return [*tiers.sidecar_metadata(model), *thresholds]
-    own = (tiers.alignment_entry(), *tiers.tier_metadata(), *thresholds)
+    own = (tiers.ALIGNMENT_ENTRY, *tiers.tier_metadata(), *thresholds)
     # a key stays where the source had it
     return [*{**model.metadata, **{entry.key: entry for entry in own}}.values()]
 

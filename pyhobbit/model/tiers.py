@@ -20,6 +20,7 @@ from pyhobbit.model.gguf_file import (
 from pyhobbit.model.quantize import GgmlType, type_by_name
 
 ALIGNMENT = 4096
+ALIGNMENT_ENTRY = scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
 HIGH, LOW = "high", "low"
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 
@@ -129,15 +130,11 @@ def read_tiers(file: GgufFile) -> Tiers:
     return Tiers(tuple(file.get("hobbit.tiers", [HIGH])), file.get("hobbit.base_tier", HIGH))
 
 
-def alignment_entry() -> KeyValue:
-    return scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
-
-
 def sidecar_metadata(base: GgufFile) -> list[KeyValue]:
     """All keys of a model's sidecar."""
     return [
         string_entry("general.architecture", SIDECAR_ARCHITECTURE),
-        alignment_entry(),
+        ALIGNMENT_ENTRY,
         *tier_metadata(),
         scalar_entry("hobbit.sidecar", GGUFValueType.BOOL, True),
         string_entry("hobbit.sidecar.base_name", base.path.name.encode(errors="replace").decode()),
