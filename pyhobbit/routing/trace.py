@@ -22,16 +22,8 @@ from pyhobbit.settings.config import Setting, given_settings
 from pyhobbit.settings.resolve import c_settings
 from pyhobbit.settings.table import OPTIONS
 
-ROUTE = np.dtype(
-    [
-        ("sequence", "i4"),
-        ("token", "i4"),
-        ("layer", "i4"),
-        ("expert", "i4"),
-        ("weight", "f4"),
-        ("counted", "i4"),
-    ]
-)
+_TYPES = {"int32_t": "i4", "float": "f4"}  # numpy's, by those of C
+ROUTE = np.dtype([(name, _TYPES[of.type.cname]) for name, of in ffi.typeof("struct hobbit_route").fields])
 """One selection, as struct hobbit_route of hobbit.h: ordered by batch, in it by layer, token and rank."""
 
 BELADY = "belady"
