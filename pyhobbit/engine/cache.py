@@ -37,17 +37,15 @@ class Cache:
             return {}
         values = ffi.new("struct hobbit_info *")
         lib.hobbit_get_info(self._pointer, values)
-        settings, precision = self.settings(), ffi.string(values.precision).decode()
-        numbers = {name: settings[name].value for name in NUMBERS}
-        return {**_fields(CacheInfo, values), **numbers, "precision": precision}
+        settings = self.settings()
+        return {**_fields(CacheInfo, values), **{name: settings[name].value for name in NUMBERS}}
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that hold the pools, the CPU among them; none without a cache."""
         found: list[DeviceInfo] = []
         values = ffi.new("struct hobbit_device_info *")
         while self and lib.hobbit_get_device(self._pointer, len(found), values):
-            name = ffi.string(values.name).decode()
-            found.append(DeviceInfo(**{**_fields(DeviceInfo, values), "name": name}))
+            found.append(DeviceInfo(**_fields(DeviceInfo, values)))
         return tuple(found)
 
     def latencies(self) -> tuple[Latency, ...]:
@@ -134,5 +132,6 @@ class Cache:
 
 
 def _fields(kind: Any, struct: Any) -> dict[str, Any]:
-    """A C struct's members that the dataclass has."""
-    return {each.name: getattr(struct, each.name) for each in fields(kind)}
+    """A C struct's members that the dataclass has, texts as str."""
+    values = {each.name: getattr(struct, each.name) for each in fields(kind)}
+    return {key: ffi.string(of).decode() if isinstance(of, ffi.CData) else of for key, of in values.items()}
