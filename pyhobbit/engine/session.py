@@ -12,11 +12,10 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import log, opening
 from pyhobbit.model.names import check_model_file
-from pyhobbit.native.ffi import last_error, lib, llama
+from pyhobbit.model.quantize import type_by_name
+from pyhobbit.native.ffi import last_error, lib
 from pyhobbit.native.machine import trimmed_heap
 from pyhobbit.settings.config import EngineConfig, Setting
-
-_BF16 = 30  # ggml's number, for which llama_cpp has no name
 
 
 class Session(Closing):
@@ -86,10 +85,7 @@ def one_sequence(config: EngineConfig) -> SetContext:
         params.n_outputs_max = config.n_beams * (1 + config.n_drafts)
         params.n_batch = params.n_ubatch = max(n_batch, params.n_outputs_max)
         params.n_seq_max = config.n_beams
-        types = [
-            _BF16 if t == "bf16" else getattr(llama, f"GGML_TYPE_{t.upper()}") for t in config.cache_types
-        ]
-        params.type_k, params.type_v = types
+        params.type_k, params.type_v = (type_by_name(each).id for each in config.cache_types)
         params.kv_unified = config.n_beams > 1 and config.shares_context
         params.n_threads = params.n_threads_batch = config.computing_threads(config.n_threads)
 
