@@ -268,18 +268,16 @@ class Context:
         watch: is told now and then.  Only passes of several tokens can be watched and aborted: asking costs
         too much beside a single one.
         """
-        llama.llama_set_abort_callback(self.pointer, self._abort if len(tokens) > 1 else self._no_abort, None)
         for i in range(0, len(tokens), self._n_batch):
             batch = tokens[i : i + self._n_batch]
             self._watch = None if watch is None else partial(watch, i, len(batch))
-            if not self._decode(batch):
+            if not self._decode(batch, may_abort=len(tokens) > 1):
                 return False
         return True
 
     def verify(self, tokens: Sequence[int]) -> bool:
         """As evaluate(), with the logits after each token; the context must have been made for so many."""
-        llama.llama_set_abort_callback(self.pointer, self._abort, None)
-        return self._decode(tokens, all_logits=True)
+        return self._decode(tokens, may_abort=True, all_logits=True)
 
     def _is_aborted(self) -> bool:
         now = time.monotonic()
@@ -291,13 +289,13 @@ class Context:
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Forgets what was and computes tokens; the logits after each, float32 [len(tokens), n_vocab]."""
         self.truncate(0)
-        llama.llama_set_abort_callback(self.pointer, self._no_abort, None)
-        self._decode(tokens, all_logits=True)
+        self._decode(tokens, may_abort=False, all_logits=True)
         return self.last_logits(len(tokens))
 
-    def _decode(self, tokens: Sequence[int], all_logits: bool = False) -> bool:
+    def _decode(self, tokens: Sequence[int], may_abort: bool, all_logits: bool = False) -> bool:
         """Appends at most n_batch tokens; computes the logits after the last, or all. False when aborted."""
         self.model.check_process()
+        llama.llama_set_abort_callback(self.pointer, self._abort if may_abort else self._no_abort, None)
         array = (llama.llama_token * len(tokens))(*tokens)  # the batch only points to it
         batch = llama.llama_batch_get_one(array, len(tokens))
         start = len(self.tokens)
