@@ -24,15 +24,11 @@ class Progress(AbstractContextManager["Progress"]):
 
     def loading(self, name: str, share: float) -> None:
         """Shows the share of the model that is loaded."""
-        if self._has_taken_long():
-            self.show(f"loading {name}: {share:.0%}{self._time_left(share)}")
+        self._show_share(f"loading {name}: {share:.0%}", share)
 
     def reading(self, n_done: int, n_tokens: int) -> None:
         """Shows how many of the prompt's n_tokens, those that have to be read, are read."""
-        if self._has_taken_long():
-            self.show(
-                f"reading the prompt: {n_done} of {n_tokens} tokens{self._time_left(n_done / n_tokens)}"
-            )
+        self._show_share(f"reading the prompt: {n_done} of {n_tokens} tokens", n_done / n_tokens)
 
     def thinking(self, n_tokens: int) -> None:
         """Shows how many tokens the model has thought."""
@@ -52,10 +48,9 @@ class Progress(AbstractContextManager["Progress"]):
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
 
-    def _has_taken_long(self) -> bool:
-        return time.monotonic() - self._start_s > _PATIENCE_S
-
-    def _time_left(self, share: float) -> str:
-        if share <= 0:
-            return ""
-        return f", {format_duration((time.monotonic() - self._start_s) * (1 - share) / share)} left"
+    def _show_share(self, text: str, share: float) -> None:
+        """Shows the text with the time that is left, once it has taken long."""
+        passed_s = time.monotonic() - self._start_s
+        if passed_s > _PATIENCE_S:
+            left = f", {format_duration(passed_s * (1 - share) / share)} left" if share > 0 else ""
+            self.show(text + left)
