@@ -13,7 +13,7 @@ from pyhobbit.inspect.speed import Speed
 from pyhobbit.native.devices import gpu_backends, gpus, has_gpu
 from pyhobbit.native.threads import processor_cores
 from pyhobbit.quality.stored import low_tier_text
-from pyhobbit.settings.config import CacheConfig, format_size
+from pyhobbit.settings.config import CacheConfig, counted_tokens, format_size
 from pyhobbit.settings.resolve import resolve
 from pyhobbit.settings.table import KEYS, OPTIONS
 
@@ -147,8 +147,7 @@ def speed_rows(plan: MemoryPlan, speed: Speed) -> dict[str, str]:
 def _latency_text(of: Latency) -> str:
     times = {"CPU": of.cpu_s, "GPU": of.device_s, "upload": of.upload_s}
     measured = ", ".join(f"{name} {1000 * time:.3g} ms" for name, time in times.items() if time)
-    tokens = "1 token" if of.n_tokens == 1 else f"{of.n_tokens} tokens"
-    return f"of {format_size(of.expert_bytes)} for {tokens}: {measured}"
+    return f"of {format_size(of.expert_bytes)} for {counted_tokens(of.n_tokens)}: {measured}"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -155,7 +155,6 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     blocks = sorted({part.layer for part in map(routed_part, tensors) if part is not None})
     if not blocks:
         raise HobbitError(f"{path} is a dense model: it has no routed experts to look at")
-    routed = sum(tensor.nbytes for tensor in tensors.values() if routed_part(tensor.name))
     calibration = calibration_path(path)
     return ModelFile(
         path=path,
@@ -163,7 +162,7 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
         tensors=tensors,
         blocks=tuple(blocks),
         tiers=tuple(_describe(name, tiers, everything) for name in tiers.names),
-        resident_bytes=sum(tensor.nbytes for tensor in tensors.values()) - routed,
+        resident_bytes=sum(tensor.nbytes for name, tensor in tensors.items() if not routed_part(name)),
         calibration=calibration if calibration.exists() else None,
     )
 

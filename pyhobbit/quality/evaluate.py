@@ -225,8 +225,7 @@ class Evaluator(Closing):
         tokens = Comparison(*map(np.concatenate, zip(*compared, strict=True)))
         counted, info = self.stats.since(before), self.info
         n, surprise = counted.selections, np.mean(tokens.surprise)
-        high_bytes, low_bytes = info.token_bytes_high, info.token_bytes_low
-        asked = counted.selections_high * high_bytes + counted.selections_low * low_bytes
+        asked = info.used_bytes(counted.selections_high, counted.selections_low)
         return Quality(
             numbers=numbers,
             perplexity=float(np.exp(surprise)),
