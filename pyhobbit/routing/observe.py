@@ -146,13 +146,9 @@ class Recorder:
         )
 
     def _array(self, name: str, values: np.ndarray) -> np.ndarray:
-        known = self._arrays.get(name)
-        if known is None or known.shape[2] < values.shape[1]:
-            n_rows = len(self._sequences)
-            if name == "inputs":
-                n_rows = -(-n_rows // self._stride)
-            wider = np.full((n_rows, len(self._n_seen), values.shape[1]), _ABSENT.get(name, 0), values.dtype)
-            if known is not None:
-                wider[:, :, : known.shape[2]] = known
-            self._arrays[name] = wider
-        return self._arrays[name]
+        n_rows = -(-len(self._sequences) // (self._stride if name == "inputs" else 1))
+        known = self._arrays.get(name, np.empty((n_rows, len(self._n_seen), 0), values.dtype))
+        if (added := values.shape[1] - known.shape[2]) > 0:
+            widths = ((0, 0), (0, 0), (0, added))
+            known = self._arrays[name] = np.pad(known, widths, constant_values=_ABSENT.get(name, 0))
+        return known
