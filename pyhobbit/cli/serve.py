@@ -209,7 +209,7 @@ def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[
     config = _server_config(of_model, args.batch, args.passed_on)
     placed = Placed(of_model, None) if config is None else choose(model, config)
     idle, of_model = calibrate_beside(model, args.calibrate_idle, placed.cache)
-    plan = _check_memory(model, of_model, args.batch, args.passed_on)
+    plan = _check_memory(model, of_model, args)
     if plan is not None and plan.chose_context:
         args.passed_on += ["--ctx-size", str(plan.info.n_ctx)]
     options = f"{options_path(model).name} sets {', '.join(own)}" if own else ""
@@ -386,9 +386,7 @@ def _beside_images(
         return {}, cache
     from pyhobbit.engine.plan import beside_projector  # loads the libraries
 
-    cache, taken = beside_projector(
-        model, Path(given), cache, lambda each: _check_memory(model, each, args.batch, args.passed_on)
-    )
+    cache, taken = beside_projector(model, Path(given), cache, lambda each: _check_memory(model, each, args))
     return {"images": f"{Path(given).name}, {format_size(taken)} more"}, cache
 
 
@@ -435,20 +433,18 @@ def _server_config(cache: CacheConfig, n_batch: int | None, passed_on: Sequence[
     return EngineConfig(cache, n_ctx, n_batch, n_slots, shares_context=shares, serves=True, **types, **head)
 
 
-def _check_memory(
-    model: Path, cache: CacheConfig, n_batch: int | None, passed_on: Sequence[str]
-) -> "MemoryPlan | None":
+def _check_memory(model: Path, cache: CacheConfig, args: argparse.Namespace) -> "MemoryPlan | None":
     """How it will be opened; None where flags decide about memory. Raises HobbitError if it does not fit."""
     from pyhobbit.engine.plan import ShortOfMemory, check_limit, lay_out  # loads the libraries
     from pyhobbit.native.ffi import lib
 
     check_limit(cache.memory)
-    config = _server_config(cache, n_batch, passed_on)
+    config = _server_config(cache, args.batch, args.passed_on)
     if config is None:
         return None
-    most, least = _checkpoints(passed_on)
-    sees = value("--mmproj", passed_on) is not None
-    tables = "ngram-mod" in str(value("--spec-type", passed_on)).split(",")
+    most, least = _checkpoints(args.passed_on)
+    sees = value("--mmproj", args.passed_on) is not None
+    tables = "ngram-mod" in str(value("--spec-type", args.passed_on)).split(",")
     memory = cache.memory or 0
     while True:
         requests = lib.hobbit_request_bytes(config.n_ctx or 0, memory, sees) + tables * _NGRAM_TABLE

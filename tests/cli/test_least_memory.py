@@ -20,13 +20,14 @@ except HobbitError as e:
 
 _SERVER = """
 import sys
+from argparse import Namespace
 from pathlib import Path
 from pyhobbit.cli import serve
 from pyhobbit.errors import HobbitError
 from pyhobbit.settings.config import CacheConfig
 cache, flags = CacheConfig(memory=int(sys.argv[2]) << 20), ["--ctx-size", "256", "--parallel", "1"]
 try:
-    serve._check_memory(Path(sys.argv[1]), cache, None, flags)
+    serve._check_memory(Path(sys.argv[1]), cache, Namespace(batch=None, passed_on=flags))
     print("fits")
 except HobbitError as e:
     print(e)

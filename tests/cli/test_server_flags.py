@@ -4,6 +4,7 @@
 import argparse
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models import random_model
@@ -21,6 +22,10 @@ def _parse(*arguments: str) -> argparse.Namespace:
     parser = Parser(exit_on_error=False)
     serve.add_arguments(parser)
     return serve.parse(parser, arguments)
+
+
+def _planned(model: Path, cache: CacheConfig, flags: list[str]) -> Any:
+    return serve._check_memory(model, cache, argparse.Namespace(batch=None, passed_on=flags))
 
 
 def test_our_llama_server_lists_its_options() -> None:
@@ -160,7 +165,7 @@ def test_settings_become_overrides() -> None:
 
 
 def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = functools.partial(serve._check_memory, tiny_gguf, CacheConfig(), None)
+    check = functools.partial(_planned, tiny_gguf, CacheConfig())
     plain, q8_0 = check([]), check(["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"])
     assert 0 < q8_0.context < 0.6 * plain.context
     assert plain.info.n_ctx == 4 * 512  # each slot has as many as the model was trained for
@@ -173,7 +178,7 @@ def test_a_context_that_does_not_fit_is_refused(tiny_gguf: Path, monkeypatch: py
 
 def test_a_budget_that_is_too_small_is_refused(tiny_gguf: Path) -> None:
     with pytest.raises(HobbitError, match=r"memory budget of 1\.0 MiB is too small"):
-        serve._check_memory(tiny_gguf, CacheConfig(memory=1 << 20), None, [])
+        _planned(tiny_gguf, CacheConfig(memory=1 << 20), [])
 
 
 def test_overrides_of_the_user_join_ours() -> None:
@@ -194,13 +199,13 @@ def test_overrides_of_the_user_join_ours() -> None:
 
 def test_the_context_of_a_server_is_chosen_by_memory() -> None:
     path = random_model("qwen3moe")  # trained for less than the least, which its slots share
-    found = serve._check_memory(path, CacheConfig(), None, [])
+    found = _planned(path, CacheConfig(), [])
     assert found is not None
     assert (found.chose_context, found.info.n_ctx) == (True, serve._CONTEXT)
-    given = serve._check_memory(path, CacheConfig(), None, ["-c", "600"])
+    given = _planned(path, CacheConfig(), ["-c", "600"])
     assert given is not None
     assert (given.chose_context, given.info.n_ctx) == (False, 600)
-    whole = serve._check_memory(path, CacheConfig(), None, ["-c", "0"])  # as llama-server takes it
+    whole = _planned(path, CacheConfig(), ["-c", "0"])  # as llama-server takes it
     assert whole is not None
     assert (whole.chose_context, whole.info.n_ctx) == (False, whole.info.n_ctx_train)
-    assert serve._check_memory(path, CacheConfig(), None, ["--no-kv-offload"]) is None
+    assert _planned(path, CacheConfig(), ["--no-kv-offload"]) is None

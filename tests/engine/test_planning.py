@@ -25,6 +25,7 @@ _N_EXPERTS = _SHAPE.n_layer * _SHAPE.n_expert
 
 _RUN = """
 import contextlib, io, sys
+from argparse import Namespace
 from pathlib import Path
 verb, model = sys.argv[1:]
 from pyhobbit import Hobbit
@@ -50,7 +51,8 @@ prompts = {"chat": ["-p", "x"], "inspect": ["--no-speed"]}
 with contextlib.redirect_stdout(io.StringIO()):
     try:
         if verb == "serve":
-            assert serve._check_memory(Path(model), CacheConfig(memory=3 << 30), None, []).info.cached
+            args = Namespace(batch=None, passed_on=[])
+            assert serve._check_memory(Path(model), CacheConfig(memory=3 << 30), args).info.cached
         elif verb == "Hobbit":
             Hobbit(model, memory="3G", verbose=False)
         else:
