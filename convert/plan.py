@@ -117,13 +117,10 @@ def _tiers(recipe: Recipe, routed: _Routed, imatrix: Collection[str]) -> Iterato
     suits_some = one is not None and any(_suits(one, tensor, imatrix) for _, tensor in routed)
     for part, tensor in routed:
         low = recipe.low if isinstance(recipe.low, GgmlType) else recipe.low[tensor.name]
-        if suits_some and isinstance(low, GgmlType) and not _suits(low, tensor, imatrix):
-            low = low_type_like(low, tensor, recipe.high or tensor.type)
-        name = tier_tensor_name(part, LOW, 0)
-        if isinstance(low, GgmlType):
-            yield PlannedTensor(name, low, LOW, tensor)
-        else:
-            yield PlannedTensor(name, low.type, LOW, low)
+        if one and suits_some and not _suits(one, tensor, imatrix):
+            low = low_type_like(one, tensor, recipe.high or tensor.type)
+        kind, source = (low.type, low) if isinstance(low, TensorInfo) else (low, tensor)
+        yield PlannedTensor(tier_tensor_name(part, LOW, 0), kind, LOW, source)
 
 
 def _suits(target: GgmlType, source: TensorInfo, imatrix: Collection[str]) -> bool:
@@ -145,9 +142,6 @@ def _check_type(tensor: PlannedTensor, imatrix: Collection[str]) -> None:
             f"blocks of {target.block}: choose a type with smaller blocks, {remedy}"
         )
     if target.wants_imatrix and source.name not in imatrix:
-        remedy = (
-            "the --imatrix file has none"
-            if imatrix
-            else "make one with pyhobbit llama imatrix, pass --imatrix FILE"
-        )
+        make_one = "make one with pyhobbit llama imatrix, pass --imatrix FILE"
+        remedy = "the --imatrix file has none" if imatrix else make_one
         raise HobbitError(f"{target.name} needs an importance matrix for tensor {source.name!r}: {remedy}")
