@@ -155,15 +155,13 @@ def _engine_rows(engine: EngineConfig, plan: "MemoryPlan | None") -> Iterator[Re
     if plan is not None:
         of_model = f"the model was trained for {plan.info.n_ctx_train}"
         context = of_model if plan.info.n_ctx_train <= engine.contexts[0] else f"{context}; {of_model}"
-    planned = (None,) * 3 if plan is None else (plan.info.n_ctx, plan.n_batch, plan.info.n_threads)
-    given = {
-        "ctx": (engine.n_ctx, context),
-        "batch": (engine.n_batch, f"{engine.batches[0]} to {engine.batches[-1]}, by memory"),
-        "threads": (engine.n_threads, "one per processor core"),
-    }
-    for (name, (own, note)), value in zip(given.items(), planned, strict=True):
-        is_given = own is not None
-        yield Resolved(name, own, "flag") if is_given else Resolved(name, value, "computed", note)
+    batch = f"{engine.batches[0]} to {engine.batches[-1]}, by memory"
+    for name, given, planned, note in (
+        ("ctx", engine.n_ctx, plan and plan.info.n_ctx, context),
+        ("batch", engine.n_batch, plan and plan.n_batch, batch),
+        ("threads", engine.n_threads, plan and plan.info.n_threads, "one per processor core"),
+    ):
+        yield Resolved(name, planned, "computed", note) if given is None else Resolved(name, given, "flag")
 
 
 def _sampling_rows(sampling: SamplingConfig, given: Collection[str]) -> Iterator[Resolved]:
