@@ -7,7 +7,7 @@ from typing import Any
 
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.errors import ConfigError, did_you_mean
-from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig
+from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig, value_text
 from pyhobbit.settings.table import KEYS, LIVE, OPTIONS, help_text
 
 Value = int | float | str | None
@@ -31,7 +31,9 @@ def names(conversation: Conversation) -> list[str]:
 def table(conversation: Conversation, only: Collection[str] = ()) -> str:
     """Names, values and what they mean, for people.  only: of these settings; without any, of all."""
     values = {
-        name: _text(name, each) for name, each in _values(conversation).items() if name in (only or _HELP)
+        name: "random" if name == "seed" and each is None else value_text(name, each)
+        for name, each in _values(conversation).items()
+        if name in (only or _HELP)
     }
     name_width, width = max(map(len, values)), max(map(len, values.values()))
     lines = (f"{name:{name_width}}  {value:{width}}  {_HELP[name]}" for name, value in values.items())
@@ -62,12 +64,6 @@ def _values(conversation: Conversation) -> dict[str, Value]:
     values = {name: getattr(conversation.sampling, name) for name in SAMPLING_HELP}
     values[_MAX_TOKENS] = conversation.max_tokens
     return {**values, **conversation.engine.live()}
-
-
-def _text(name: str, value: Value) -> str:
-    if value is None:
-        return "random" if name == "seed" else "-"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _parse(text: str) -> dict[str, Any]:

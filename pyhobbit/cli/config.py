@@ -24,13 +24,12 @@ from pyhobbit.errors import ConfigError
 from pyhobbit.model.file_names import calibration_path, options_path, sidecar_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
-from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, format_size
+from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, value_text
 from pyhobbit.settings.table import OPTIONS, Resolved, default_text
 
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
 
-_SIZES = tuple(name for name, specs in OPTIONS.items() if specs[0].kind == "size")
 _ANSWERS = ("max_tokens", "system", "think")
 
 
@@ -173,21 +172,11 @@ def _sampling_rows(sampling: SamplingConfig, given: Collection[str]) -> Iterator
 
 
 def _table(path: Path | None, groups: Groups) -> str:
-    width = max(len(_text(row)) for rows in groups.values() for row in rows)
+    width = max(len(value_text(row.name, row.value)) for rows in groups.values() for row in rows)
     lines = [f"settings for {path or 'any model'}"]
     for group, rows in groups.items():
         lines += ["", group] if rows else []
         for row in rows:
             note = f" ({row.note})" if row.note else ""
-            lines.append(f"  {row.name:<15} {_text(row):<{width}}  {row.source}{note}")
+            lines.append(f"  {row.name:<15} {value_text(row.name, row.value):<{width}}  {row.source}{note}")
     return "\n".join(lines)
-
-
-def _text(row: Resolved) -> str:
-    if row.value is None:
-        return "-"
-    if row.name in _SIZES:
-        return format_size(row.value)
-    if isinstance(row.value, float):
-        return f"{row.value:g}"
-    return ", ".join(f"{each:g}" for each in row.value) if isinstance(row.value, tuple) else str(row.value)

@@ -61,6 +61,17 @@ def counted_tokens(n: int, kind: str = "") -> str:
     return f"{n} {kind}{' ' if kind else ''}token{'' if n == 1 else 's'}"
 
 
+def value_text(name: str, value: Any) -> str:
+    """An option's value for people; "-" for None."""
+    if value is None:
+        return "-"
+    if name in OPTIONS and OPTIONS[name][0].kind == "size":
+        return format_size(value)
+    if isinstance(value, tuple):
+        return ", ".join(f"{each:g}" for each in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise ConfigError(message)
