@@ -148,16 +148,13 @@ def projector_bytes(model: Path, projector: Path) -> int:
         multimodal().mtmd_helper_log_set(log.callback, None)
         log.start(False)
         n_bytes, n_embd = projector_sizes(bytes(projector))
-        if not n_bytes:
-            raise _unfit(projector, model, log.reason() or "it holds no projector")
-        if n_embd != llama.llama_model_n_embd_inp(opened.pointer):
+        reason = "" if n_bytes else log.reason() or "it holds no projector"
+        if n_bytes and n_embd != llama.llama_model_n_embd_inp(opened.pointer):
             reason = f"it makes {n_embd} numbers of a part of an image, the model takes another number"
-            raise _unfit(projector, model, reason)
+        if reason:
+            hint = f"give the projector that comes with {model.name}"
+            raise HobbitError(f"{projector} cannot be loaded: {reason}; {hint}")
     return n_bytes + _LIBRARY_BYTES
-
-
-def _unfit(path: Path, model: Path, reason: str) -> HobbitError:
-    return HobbitError(f"{path} cannot be loaded: {reason}; give the projector that comes with {model.name}")
 
 
 def lay_out(
