@@ -150,14 +150,11 @@ def _run_policies(
 
 def _figures(result: "SimulationResult", base: "Simulation") -> dict[str, Any]:
     """Figures of a replay. bits_per_token: loaded bits of one weight in each expert."""
-    high, low, skipped = result.shares
     bits = result.misses_high * base.bits_high + result.misses_low * base.bits_low
     return {
         **asdict(result),
         **{name: getattr(result, name) for name in _DERIVED},
-        "share_high": high,
-        "share_low": low,
-        "share_skipped": skipped,
+        **dict(zip(("share_high", "share_low", "share_skipped"), result.shares, strict=True)),
         "bits_per_token": bits / result.n_tokens,
     }
 
