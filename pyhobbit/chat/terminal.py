@@ -124,10 +124,7 @@ def _key_bindings() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    @bindings.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
+    bindings.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
     return bindings
 
 
