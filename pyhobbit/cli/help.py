@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,9 +104,10 @@ class Parser(argparse.ArgumentParser):
 
     def add_help_options(self, common: Collection[str]) -> None:
         """Declares --help, which shows the common options where these are named, and then those for more."""
-        self.add_argument("-h", "--help", action=_Help, const=common, help="show this help message and exit")
+        how = {"action": _Help, "nargs": 0, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        self.add_argument("-h", "--help", const=common, help="show this help message and exit", **how)
         if common:
-            self.add_argument("--help-all", action=_Help, const=(), help="show more options and exit")
+            self.add_argument("--help-all", const=(), help="show more options and exit", **how)
         words = filter(None, map(_usage_word, self.declared))
         self.usage = " ".join(["%(prog)s", *words, "[options]"])
 
@@ -177,9 +178,6 @@ class _Set(argparse.Action):
 
 class _Help(argparse.Action):
     """const: names of the options that it shows; none of them: all."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **others: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **others)
 
     def __call__(self, parser: argparse.ArgumentParser, *_others: object) -> NoReturn:
         assert isinstance(parser, Parser)
