@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from unittest import mock
 from urllib.parse import unquote, urlsplit
 
 from pyhobbit.model.gguf_file import pack_header, string_entry
@@ -54,6 +55,16 @@ def gguf(name: str, architecture: str = "llama") -> bytes:
     """A file that begins like a model, and holds nothing else."""
     keys = [string_entry("general.architecture", architecture), string_entry("general.name", name)]
     return pack_header(keys, [], 32)
+
+
+@contextmanager
+def at(endpoint: str) -> Iterator[None]:
+    """Within it, this process asks there, as others do by HF_ENDPOINT."""
+    from huggingface_hub import constants  # reads the environment
+
+    url = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    with mock.patch.multiple(constants, ENDPOINT=endpoint, HUGGINGFACE_CO_URL_TEMPLATE=url):
+        yield
 
 
 @contextmanager

@@ -46,15 +46,10 @@ class UnreachableError(HobbitError):
 
 @dataclass(frozen=True)
 class Repo:
-    """A repository on an endpoint, and the cache of downloads; None: huggingface_hub's own."""
+    """A repository, and the cache of downloads; None: huggingface_hub's own."""
 
     name: str
-    endpoint: str | None = None
     cache: Path | None = None
-
-    @property
-    def host(self) -> str:
-        return self.endpoint or constants.ENDPOINT
 
     def cached(self, file: str) -> bool:
         """Tells if the cache has the newest version that it knows of."""
@@ -65,17 +60,17 @@ class Repo:
         """Bytes by file. Raises HobbitError, UnreachableError."""
         with _explained(self):
             try:
-                info = HfApi(endpoint=self.endpoint).model_info(self.name, files_metadata=True)
+                info = HfApi().model_info(self.name, files_metadata=True)
             except errors.HfHubHTTPError:
                 raise
             except (errors.HTTPError, ConnectionError) as e:
-                why = f"{self.host} cannot be reached; check the network ({_first_line(e)})"
+                why = f"{constants.ENDPOINT} cannot be reached; check the network ({_first_line(e)})"
                 raise UnreachableError(why) from e
             return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
 
     def head(self, file: str, size: int) -> GgufFile:
         """The header of a GGUF of `size` bytes, by one request. Raises HobbitError."""
-        url = hf_hub_url(self.name, file, endpoint=self.endpoint)
+        url = hf_hub_url(self.name, file)
         headers = {**build_hf_headers(), "Range": f"bytes=0-{_MAX_HEAD - 1}"}
         data, found = b"", None
         with (
@@ -101,20 +96,18 @@ class Repo:
         return files
 
 
-def fetch(
-    name: str, checkpoint: bool = False, *, endpoint: str | None = None, cache: Path | None = None
-) -> Path:
+def fetch(name: str, checkpoint: bool = False, *, cache: Path | None = None) -> Path:
     """Downloads a model unless the cache has it, file by file. Progress is on standard error.
 
     name: USER/NAME[:QUANT]; QUANT is the GGUF's label, a whole word of its name, or its path. All parts of a
     split model come, and the sidecar and calibration that lie beside it.
     checkpoint: without a QUANT, take the safetensors, configuration and tokenizer where there are any.
-    endpoint, cache: default as huggingface_hub's, which HF_ENDPOINT and HF_HOME change.
+    cache: default as huggingface_hub's, which HF_HOME changes; HF_ENDPOINT changes where files come from.
     Returns the GGUF, of a split one its first file, or the checkpoint's folder. Without a network what is in
     the cache already is taken. Raises ConfigError, HobbitError, KeyboardInterrupt.
     """
     user_and_name, quant = parse_repository(name)
-    repo = Repo(user_and_name, endpoint, cache)
+    repo = Repo(user_and_name, cache)
 
     path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
     return path if file_names.is_gguf(path) else path.parent
@@ -126,7 +119,6 @@ def fetch_file(
     additional: Sequence[str] = (),
     *,
     local_dir: Path | None = None,
-    endpoint: str | None = None,
     cache: Path | None = None,
 ) -> Path:
     """As fetch(), for the one GGUF of the repository USER/NAME whose path matches a glob.
@@ -137,7 +129,7 @@ def fetch_file(
     user_and_name, quant = parse_repository(name)
     if quant is not None:
         raise ConfigError(f"'{name}' names a quantization; the pattern '{pattern}' picks the file already")
-    repo = Repo(user_and_name, endpoint, cache)
+    repo = Repo(user_and_name, cache)
 
     def choose(files: Collection[str]) -> list[str]:
         found = [file for file in sorted(files) if is_first(file) and fnmatch(file, pattern)]
@@ -173,9 +165,7 @@ def _download(repo: Repo, file: str, size: int, local_dir: Path | None) -> Path:
     if not repo.cached(file):  # the library's progress bar shows on terminals only
         print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
     with _explained(repo):
-        path = hf_hub_download(
-            repo.name, file, endpoint=repo.endpoint, cache_dir=repo.cache, tqdm_class=_bounded(file, size)
-        )
+        path = hf_hub_download(repo.name, file, cache_dir=repo.cache, tqdm_class=_bounded(file, size))
         return Path(path) if local_dir is None else _link(Path(path), local_dir / file)
 
 
@@ -296,7 +286,7 @@ def _from_cache(repo: Repo, choose: Callable[[Collection[str]], list[str]], erro
 @contextlib.contextmanager
 def _explained(repo: Repo) -> Iterator[None]:
     """Turns what huggingface_hub's functions raise into one sentence each; for calls of them alone."""
-    page = f"{repo.host}/{repo.name}"
+    page = f"{constants.ENDPOINT}/{repo.name}"
     try:
         yield
     except errors.HFValidationError as e:
@@ -321,9 +311,8 @@ def _explained(repo: Repo) -> Iterator[None]:
         reason = "the disk is full; make room, and run the command again" if is_full else place
         raise HobbitError(f"{repo.name} cannot be stored: {reason}") from e
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:  # no answer of the hub
-        raise HobbitError(
-            f"{repo.host} does not answer as Hugging Face does; check the network, which may ask for a login"
-        ) from e
+        what = "does not answer as Hugging Face does; check the network, which may ask for a login"
+        raise HobbitError(f"{constants.ENDPOINT} {what}") from e
 
 
 def _first_line(error: Exception) -> str:

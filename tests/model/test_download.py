@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY_MODEL
-from fake_hub import Hub, gguf, serving
+from fake_hub import Hub, at, gguf, serving
 from huggingface_hub import hf_hub_download
 
 from pyhobbit.errors import ConfigError, HobbitError
@@ -61,7 +61,8 @@ def hub() -> Iterator[Hub]:
 
 
 def _fetch(hub: Hub, cache: Path, name: str, checkpoint: bool = False) -> Path:
-    return fetch(name, checkpoint, endpoint=hub.endpoint, cache=cache)
+    with at(hub.endpoint):
+        return fetch(name, checkpoint, cache=cache)
 
 
 def _error(hub: Hub, cache: Path, name: str, checkpoint: bool = False) -> str:
@@ -176,7 +177,7 @@ def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
 )
 def test_a_network_that_answers_in_the_hubs_place_is_said(tmp_path: Path, answer: bytes) -> None:
     with serving(Hub(REPOS, answers={"user/many": answer})) as hub, pytest.raises(HobbitError) as error:
-        fetch("user/many:q8_0", endpoint=hub.endpoint, cache=tmp_path / "cache")
+        _fetch(hub, tmp_path / "cache", "user/many:q8_0")
     assert "does not answer as Hugging Face does" in str(error.value) or "has no" in str(error.value)
 
 
@@ -192,7 +193,7 @@ def test_a_download_ends_where_more_comes_than_was_announced(tmp_path: Path) -> 
         serving(Hub({"u/m": {"Big.gguf": gguf("big").ljust(100_000)}}, endless=("Big.gguf",))) as hub,
         pytest.raises(HobbitError, match=r"the download of Big\.gguf does not end at its 97\.7 KiB"),
     ):
-        fetch("u/m", endpoint=hub.endpoint, cache=tmp_path)
+        _fetch(hub, tmp_path, "u/m")
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_download(tmp_path: Path) -> None:
@@ -228,8 +229,8 @@ def test_a_sidecar_and_a_calibration_come_along(hub: Hub, tmp_path: Path) -> Non
 
 def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
     def get(repo: str, pattern: str, *additional: str, local_dir: Path | None = None) -> Path:
-        where = {"endpoint": hub.endpoint, "cache": tmp_path / "cache"}
-        return fetch_file(repo, pattern, additional, local_dir=local_dir, **where)
+        with at(hub.endpoint):
+            return fetch_file(repo, pattern, additional, local_dir=local_dir, cache=tmp_path / "cache")
 
     assert get("user/many", "*Q8_0.gguf").read_bytes() == gguf("q8")
     folder = tmp_path / "here"
@@ -264,9 +265,9 @@ def test_a_folder_without_links_is_named(hub: Hub, tmp_path: Path, monkeypatch: 
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
 
     monkeypatch.setattr(os, "symlink", refuse)
-    where = {"endpoint": hub.endpoint, "cache": tmp_path / "cache", "local_dir": folder}
-    with pytest.raises(HobbitError, match=r"stored: .*stick/Model-Q8_0.gguf: Operation not permitted"):
-        fetch_file("user/many", "*Q8_0.gguf", **where)
+    said = r"stored: .*stick/Model-Q8_0.gguf: Operation not permitted"
+    with at(hub.endpoint), pytest.raises(HobbitError, match=said):
+        fetch_file("user/many", "*Q8_0.gguf", local_dir=folder, cache=tmp_path / "cache")
 
 
 #

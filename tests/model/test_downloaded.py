@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from fake_hub import Hub, gguf, serving
+from fake_hub import Hub, at, gguf, serving
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import fetch
@@ -28,9 +28,9 @@ REPOS = {
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """A cache with both models of one repository, and both of another."""
-    with serving(Hub(REPOS)) as hub:
+    with serving(Hub(REPOS)) as hub, at(hub.endpoint):
         for name in ("user/many", "user/many:Q8_0", "user/same:a-F16.gguf", "user/same:b-F16.gguf"):
-            fetch(name, endpoint=hub.endpoint, cache=tmp_path)
+            fetch(name, cache=tmp_path)
     return tmp_path
 
 
@@ -49,9 +49,9 @@ def test_models_are_listed_by_the_name_that_commands_take(cache: Path) -> None:
     assert sizes["user/many:Q4_K_M"] == 150
     assert sizes["user/many:Q8_0"] == 400
     assert all(model.path.read_bytes().startswith(b"GGUF") for model in downloaded_models(cache))
-    with serving(Hub(REPOS)) as hub:
+    with serving(Hub(REPOS)) as hub, at(hub.endpoint):
         for model in downloaded_models(cache):
-            assert fetch(model.name, endpoint=hub.endpoint, cache=cache) == model.path
+            assert fetch(model.name, cache=cache) == model.path
         assert hub.served == []
 
 

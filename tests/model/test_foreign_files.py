@@ -11,7 +11,7 @@ from pathlib import Path
 
 import models
 import pytest
-from fake_hub import Hub, serving
+from fake_hub import Hub, at, serving
 from foreign import FORMS, Make, beside, keys, separate
 
 from pyhobbit.cli.several_models import find_models
@@ -48,12 +48,11 @@ def test_nothing_is_downloaded_that_cannot_be_loaded(form: str, tmp_path: Path) 
     make, sentence = FORMS[form]
     make(tmp_path / "m.gguf")
     bad, good = (tmp_path / "m.gguf").read_bytes(), models.tiny().read_bytes()
-    with serving(
-        Hub({"u/both": {"M-Q4_0.gguf": bad, "M-Q8_0.gguf": good}, "u/bad": {"M-Q8_0.gguf": bad}})
-    ) as hub:
+    repos = {"u/both": {"M-Q4_0.gguf": bad, "M-Q8_0.gguf": good}, "u/bad": {"M-Q8_0.gguf": bad}}
+    with serving(Hub(repos)) as hub, at(hub.endpoint):
         for name in ("u/bad", "u/both:Q4_0"):
             with pytest.raises(HobbitError, match=re.escape(sentence)):
-                fetch(name, endpoint=hub.endpoint, cache=tmp_path)
+                fetch(name, cache=tmp_path)
         assert hub.served == []
         table = hub.run(tmp_path, "inspect", "u/both", "--set", "disk_speed=1G")
         assert "Q8_0" in table.stdout
@@ -105,17 +104,17 @@ def test_raw_pieces_are_named(tmp_path: Path) -> None:
         with pytest.raises(HobbitError, match=joined):
             check_model_file(tmp_path / name)
     alone = {name: data for name, data in files.items() if "part" in name}
-    with serving(Hub({"u/m": files, "u/alone": alone})) as hub:
+    with serving(Hub({"u/m": files, "u/alone": alone})) as hub, at(hub.endpoint):
         for name in ("u/m:Q6_K", "u/alone"):
             with pytest.raises(HobbitError, match=joined):
-                fetch(name, endpoint=hub.endpoint, cache=tmp_path / "cache")
+                fetch(name, cache=tmp_path / "cache")
 
 
 def test_mistrals_own_form_is_named_before_the_download(tmp_path: Path) -> None:
     files = {"params.json": b"{}", "consolidated.safetensors": b"x"}
-    with serving(Hub({"u/m": files})) as hub:
+    with serving(Hub({"u/m": files})) as hub, at(hub.endpoint):
         with pytest.raises(HobbitError, match="u/m is in Mistral's own form"):
-            fetch("u/m", True, endpoint=hub.endpoint, cache=tmp_path)
+            fetch("u/m", True, cache=tmp_path)
         assert hub.served == []
 
 
@@ -130,16 +129,16 @@ def test_what_is_quantised_is_named_before_its_weights_come(
     quantised: object, form: str, tmp_path: Path
 ) -> None:
     files = {"config.json": json.dumps(quantised).encode(), "model.safetensors": b"x" * 1000}
-    with serving(Hub({"u/m": files})) as hub:
+    with serving(Hub({"u/m": files})) as hub, at(hub.endpoint):
         with pytest.raises(HobbitError, match=rf"^u/m is quantised already \({form}\): take the checkpoint"):
-            fetch("u/m", True, endpoint=hub.endpoint, cache=tmp_path)
+            fetch("u/m", True, cache=tmp_path)
         assert [name for name, _ in hub.served] == ["config.json"]
 
 
 @pytest.mark.parametrize("config", [b"{", b"[]", b"[" * 100_000, b'{"quantization_config": 5}', b"\xff"])
 def test_what_config_json_does_not_tell_is_left_to_the_conversion(config: bytes, tmp_path: Path) -> None:
-    with serving(Hub({"u/m": {"config.json": config, "model.safetensors": b"x"}})) as hub:
-        assert fetch("u/m", True, endpoint=hub.endpoint, cache=tmp_path).is_dir()
+    with serving(Hub({"u/m": {"config.json": config, "model.safetensors": b"x"}})) as hub, at(hub.endpoint):
+        assert fetch("u/m", True, cache=tmp_path).is_dir()
 
 
 def test_the_header_decides_what_a_file_is(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from fake_hub import Hub, gguf, serving
+from fake_hub import Hub, at, gguf, serving
 
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import fetch
@@ -121,22 +121,22 @@ def test_before_and_after_the_download_a_tag_is_the_same_model(tmp_path: Path) -
     names += ["M-mtp-Q6_K.gguf", "UD-Q4_K_XL/M-UD-Q4_K_XL-00001-of-00001.gguf"]
     files = {name: gguf(name) for name in ["mtp-M-Q8_0.gguf", "mmproj-F16.gguf", *names]}
     tags = ["bf16", "F16", "IQ4_0", "Q4_0", "I-Compact", "Compact", "Q6_K", "Q4_K_XL"]
-    with serving(Hub({"user/m": files})) as hub:
+    with serving(Hub({"user/m": files})) as hub, at(hub.endpoint):
         for tag, name in zip(tags, names, strict=True):
-            path = fetch(f"user/m:{tag}", endpoint=hub.endpoint, cache=tmp_path)
+            path = fetch(f"user/m:{tag}", cache=tmp_path)
             assert path.read_bytes() == files[name]
             assert [model.path for model in downloaded_models(tmp_path)] == [path]
             (listed,) = downloaded_models(tmp_path)
             assert repository_in(listed.name) == listed.name
-            assert fetch(listed.name, endpoint=hub.endpoint, cache=tmp_path) == path
+            assert fetch(listed.name, cache=tmp_path) == path
             assert remove(f"user/m:{tag}", tmp_path)[0] == [name]
         with pytest.raises(HobbitError, match="has no Q8_0; it has"):  # the draft's
-            fetch("user/m:Q8_0", endpoint=hub.endpoint, cache=tmp_path)
-        draft = fetch("user/m:mtp-M-Q8_0.gguf", endpoint=hub.endpoint, cache=tmp_path)
+            fetch("user/m:Q8_0", cache=tmp_path)
+        draft = fetch("user/m:mtp-M-Q8_0.gguf", cache=tmp_path)
         assert draft.read_bytes() == files["mtp-M-Q8_0.gguf"]
         assert remove("user/m:mtp-M-Q8_0.gguf", tmp_path)[0] == ["mtp-M-Q8_0.gguf"]
         for tag in ("BF16", "F16"):
-            fetch(f"user/m:{tag}", endpoint=hub.endpoint, cache=tmp_path)
+            fetch(f"user/m:{tag}", cache=tmp_path)
         assert remove("user/m:F16", tmp_path)[0] == ["M-F16.gguf"]
         snapshot = next(tmp_path.rglob("M-BF16.gguf")).parent
         for file in ("config.json", "M-Q6_K-00001-of-00002.gguf", "M-Q6_K-00002-of-00003.gguf"):

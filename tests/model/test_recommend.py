@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
-from fake_hub import Hub, serving
+from fake_hub import Hub, at, serving
 from gguf import GGUFValueType
 
 from pyhobbit.errors import HobbitError
@@ -178,8 +178,9 @@ def _machine(gb: float, disk: float = DISK) -> Machine:
 
 
 def _choices(hub: Hub, name: str, machine: Machine) -> list[Choice]:
-    repo = Repo(name, hub.endpoint)
-    return choices(repo, repo.sizes(), machine)
+    repo = Repo(name)
+    with at(hub.endpoint):
+        return choices(repo, repo.sizes(), machine)
 
 
 # QUANTs for 8, 16, 32 and 64 GB of memory.
@@ -305,8 +306,9 @@ def test_what_cannot_be_recommended_is_a_sentence(hub: Hub, name: str, message: 
 
 
 def test_without_a_network_it_is_a_sentence() -> None:
-    with pytest.raises(HobbitError, match=r"127\.0\.0\.1:9 cannot be reached; check the network"):
-        Repo("u/m", "http://127.0.0.1:9").sizes()
+    said = r"127\.0\.0\.1:9 cannot be reached; check the network"
+    with at("http://127.0.0.1:9"), pytest.raises(HobbitError, match=said):
+        Repo("u/m").sizes()
 
 
 def test_inspect_shows_the_choices_and_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
