@@ -33,7 +33,7 @@ import numpy as np
 
 from bench.harness.worker import know_newer_fields
 from pyhobbit.engine.beams import Fork, assign, search
-from pyhobbit.settings.overrides import kv_overrides
+from pyhobbit.settings.config import kv_overrides
 
 ROOT = Path(__file__).resolve().parent.parent
 # this Python, or a command that runs that of another machine

@@ -25,8 +25,7 @@ from pyhobbit.engine.stats import CacheStats, peak_rss_bytes, rates
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.devices import Ggml, experts_on_cpu
 from pyhobbit.native.rpc_servers import add_rpc_servers
-from pyhobbit.settings.config import Setting
-from pyhobbit.settings.overrides import kv_overrides
+from pyhobbit.settings.config import Setting, kv_overrides
 
 _MAX_CONTEXT = 1024  # tokens; a long decode begins a new sequence when it is full
 _FILLING_S = 0.5  # a pause of a disk is shorter

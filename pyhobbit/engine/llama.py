@@ -24,8 +24,7 @@ from pyhobbit.errors import ComputeError, ContextError, HobbitError, LoadError
 from pyhobbit.model.loading import load_failure, log
 from pyhobbit.native.ffi import llama
 from pyhobbit.native.files import atomic_output
-from pyhobbit.settings.config import SamplingConfig, Setting
-from pyhobbit.settings.overrides import kv_overrides
+from pyhobbit.settings.config import SamplingConfig, Setting, kv_overrides
 
 _RANDOM_SEED = 0xFFFFFFFF
 _USUAL_TOKEN_BYTES = 16  # more than a text has on average

@@ -102,6 +102,22 @@ def given_settings(cache: CacheSettings) -> dict[str, Setting]:
     return {spec.key: _native(spec, value) for _, spec, value in _given(cache)}
 
 
+def kv_overrides(llama: Any, settings: Mapping[str, Setting]) -> Any:
+    """The array for params.kv_overrides, by the bindings of any build; must live as long as the params."""
+    overrides = (llama.llama_model_kv_override * (len(settings) + 1))()  # an empty key ends it
+    for override, (key, setting) in zip(overrides, settings.items(), strict=False):
+        override.key = key.encode()
+        if isinstance(setting, bool):
+            override.tag, override.value.val_bool = llama.LLAMA_KV_OVERRIDE_TYPE_BOOL, setting
+        elif isinstance(setting, int):
+            override.tag, override.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, setting
+        elif isinstance(setting, float):
+            override.tag, override.value.val_f64 = llama.LLAMA_KV_OVERRIDE_TYPE_FLOAT, setting
+        else:
+            override.tag, override.value.val_str = llama.LLAMA_KV_OVERRIDE_TYPE_STR, os.fsencode(setting)
+    return overrides
+
+
 def _given(cache: CacheSettings) -> Iterator[tuple[str, Spec, Any]]:
     """The settings that are not None, by option. Raises ConfigError for a wrong number of weights."""
     for name, specs in OPTIONS.items():

@@ -26,7 +26,7 @@ import numpy as np
 from architecture_models import N_CTX, N_EMBD, N_VOCAB, write_model
 from architectures import ARCHITECTURES
 
-from pyhobbit.settings.overrides import kv_overrides
+from pyhobbit.settings.config import kv_overrides
 
 N_UBATCH = 64
 N_PROMPT = 100
