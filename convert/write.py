@@ -78,17 +78,14 @@ def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
         by_source.setdefault(tensor.source, []).append(tensor)
     piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads) // 8 * 8  # whole values of 64 bits
     for source, targets in by_source.items():
-        slices: Sequence[int] = range(1)
-        slice_bytes, step = source.nbytes, piece_bytes
-        if source.chunks:
-            slices, slice_bytes = range(len(source.chunks)), source.nbytes // len(source.chunks)
-        elif targets[0].experts is not None:
-            slices, slice_bytes = targets[0].experts, source.nbytes // source.ne[2]
+        n_slices, step = len(source.chunks) or 1, piece_bytes
+        if targets[0].experts is not None:
+            n_slices = source.ne[2]
         elif not all(target.is_copy for target in targets):
-            slices = range(source.ne[2])
-            slice_bytes = source.nbytes // len(slices)
+            n_slices = source.ne[2]
             step = max(1, piece_bytes // (4 * source.ne[0])) * source.type.nbytes(source.ne[0])
-        for expert in slices:
+        slice_bytes = source.nbytes // n_slices
+        for expert in targets[0].experts or range(n_slices):
             for start in range(0, slice_bytes, step):
                 size = min(step, slice_bytes - start)
                 yield Piece(source, expert * slice_bytes + start, size, expert, tuple(targets))
