@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from pyhobbit.chat.conversation import Conversation
-from pyhobbit.chat.progress import Progress
-from pyhobbit.chat.screen import dim, note
+from pyhobbit.chat.screen import Progress, dim, note
 from pyhobbit.engine.engine import Engine, Finish, Piece
 from pyhobbit.settings.config import counted_tokens
 

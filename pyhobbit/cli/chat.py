@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pyhobbit.chat.screen import note
+from pyhobbit.chat.screen import Progress, note
 from pyhobbit.cli.help import Parser
 from pyhobbit.cli.list import require_model
 from pyhobbit.cli.options import (
@@ -148,7 +148,6 @@ def chat(model: Path, config: ChatConfig, prompt: str | None = None) -> int:
     """Answers `prompt`, or what is typed on the terminal. Returns the exit status. Raises HobbitError."""
     from pyhobbit.chat.answer import interrupting  # the engine takes the native libraries and some time
     from pyhobbit.chat.conversation import Conversation
-    from pyhobbit.chat.progress import Progress
     from pyhobbit.engine.engine import Engine
 
     if isinstance(sys.stdout, io.TextIOWrapper):

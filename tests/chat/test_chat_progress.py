@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pyhobbit.chat import progress
-from pyhobbit.chat.progress import Progress
+from pyhobbit.chat import screen
+from pyhobbit.chat.screen import Progress
 
 REMOVED = "\r\033[K"
 
@@ -38,7 +38,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     clock = _Clock()
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(screen, "time", clock)
     return clock
 
 
