@@ -133,7 +133,7 @@ def choose(
 def _layers_on_cpu(path: Path, plan: MemoryPlan, is_asked: bool) -> int | None:
     """The least first layers whose experts the CPU computes; None where memory or model do not allow it."""
     info, sizes = plan.info, expert_bytes(model_parts(path))
-    if not sizes or info.n_tiers > 1 or info.precision:
+    if not sizes or info.has_low_tier or info.precision:
         return None
     room = plan.pools if info.on_device and len(plan.devices) == 1 else 0
     n_cpu = next(n for n in range(len(sizes) + 1) if sum(sizes[n:]) <= room)

@@ -52,6 +52,11 @@ class ModelInfo(CacheInfo, RuleNumbers):
     """The bound on the process, None where none was given."""
 
     @property
+    def has_low_tier(self) -> bool:
+        """True if the model has experts in low precision."""
+        return self.n_tiers > 1
+
+    @property
     def expert_bytes(self) -> int:
         """Bytes of all routed experts, each in its best precision."""
         n_all, n_low = self.n_layers * self.n_experts or 1, self.n_absent_high

@@ -201,10 +201,10 @@ def _about_disk(
     best = f", for {_rate(1 / speed.compute_s)} token/s" if speed is not None else ""
     missing = format_size(plan.missing)
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
-    if info.n_tiers < 2 and may_add_low:
+    if not info.has_low_tier and may_add_low:
         yield f"add a low tier, so that less is read: pyhobbit convert --sidecar {model}"
     if not calibrated:
-        what = "thresholds and cache" if info.n_tiers > 1 else "the cache"
+        what = "thresholds and cache" if info.has_low_tier else "the cache"
         yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
     if speed is not None and speed.disk is not None:
         twice = 1 / (speed.compute_s + speed.wait_s / 2)

@@ -77,7 +77,7 @@ def _fitted(plan: MemoryPlan, speed: Speed) -> TokenTime:
 def _low_tier(model: ModelFile, plan: MemoryPlan, time: TokenTime) -> str:
     tensors = model.routed_tensors()
     types = default_low_types(tensors)
-    if plan.info.n_tiers > 1 or types is None or plan.share_high >= 1:
+    if plan.info.has_low_tier or types is None or plan.share_high >= 1:
         return ""
     n_bytes = sum(tensor_nbytes(types[each.name], each.ne) for each in tensors)
     size = 1 - _LOW_USES * (1 - n_bytes / plan.info.expert_bytes)

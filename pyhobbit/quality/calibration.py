@@ -59,10 +59,6 @@ class _Known:
         """The routing of so many chunks."""
         return self.seen.first(sum(map(len, self.chunks[:n_chunks])))
 
-    @property
-    def has_low(self) -> bool:
-        return self.info.n_tiers > 1
-
 
 @dataclass
 class _Found:
@@ -93,9 +89,9 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks, config.engine.cache.sidecar)
         known = _know(evaluator, chunks, memo, config)
-        if "gate" in config.rules or not known.has_low:
+        if "gate" in config.rules or not known.info.has_low_tier:
             _try_gate(evaluator, known, found)
-    if known.has_low:
+    if known.info.has_low_tier:
         by_price = [rule for rule in config.rules if rule != "gate"]
         rule = by_price[0] if by_price else "price"
         with Evaluator(model, config.engine, rule=rule) as evaluator:
@@ -109,7 +105,7 @@ def _chunks(
     evaluator: Evaluator, model: Path, text: Path, content: str, config: CalibrationConfig
 ) -> list[Chunk]:
     bounded = config.max_kl is not None or config.max_ppl_increase is not None
-    if (bounded or config.rule) and not evaluator.has_low_tier:
+    if (bounded or config.rule) and not evaluator.info.has_low_tier:
         raise HobbitError(
             f"{model} has no low tier whose cost could be bounded; add one with: "
             f"pyhobbit convert --sidecar {shlex.quote(str(model))}"
@@ -142,7 +138,7 @@ def _measurements(
 def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config: CalibrationConfig) -> _Known:
     on_chunk = say_once(lambda chunk_s: _say(_takes(chunk_s, evaluator, len(chunks), config)), len(chunks))
     reference, seen = profile(evaluator, chunks, on_chunk)
-    n_check = config.n_check(len(chunks)) if evaluator.has_low_tier else 0
+    n_check = config.n_check(len(chunks)) if evaluator.info.has_low_tier else 0
     return _Known(
         info=evaluator.info,
         chunks=chunks,
@@ -173,7 +169,7 @@ def _takes(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibrat
     n_costs = _n_cost_runs(config, info.n_layers, info.n_all_experts)
 
     def seconds(n: int) -> float:
-        if not evaluator.has_low_tier:
+        if not evaluator.info.has_low_tier:
             return chunk_s * n
         n_check = config.n_check(n)
         n_trials = (n - n_check) * sum(TYPICAL_TRIALS[rule] for rule in config.rules)
@@ -282,7 +278,7 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         ),
         n_tokens=known.n_tokens,
         n_chunks=len(known.chunks),
-        has_low_tier=known.has_low,
+        has_low_tier=known.info.has_low_tier,
         bound=str(known.bound),
         by_rule=found.by_rule,
         checks=found.checks,

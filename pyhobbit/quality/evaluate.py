@@ -173,11 +173,6 @@ class Evaluator(Closing):
         """Sets the costs of the rule price. Raises HobbitError."""
         self._opened().cache.set_costs(costs.low, costs.skip)
 
-    @property
-    def has_low_tier(self) -> bool:
-        """True if the model has experts in low precision."""
-        return self.info.n_tiers > 1
-
     def count_tokens(self, text: str) -> int:
         return len(self._opened().model.tokenize(text))
 

@@ -141,7 +141,7 @@ def low_tier_text(model: Path, info: ModelInfo, cache: CacheConfig) -> str | Non
     """
     is_chosen = any(getattr(cache, name) is not None for name in ("quality", *NUMBERS))
     fits = info.pool_bytes_high >= info.tier_bytes_high and not info.pool_slots_low
-    if is_chosen or info.n_tiers < 2 or fits:
+    if is_chosen or not info.has_low_tier or fits:
         return None
     if not info.precision:
         is_known = info.n_absent_high or calibration_path(model).exists()
