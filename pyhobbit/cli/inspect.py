@@ -202,10 +202,9 @@ def _rows_text(rows: Mapping[str, str]) -> str:
 
 def _tier_text(tier: "Tier", model: "ModelFile") -> str:
     in_model = tier.path == model.path or tier.name == "high"
-    where = "" if in_model else f", in {tier.path.name}"
+    rest = "" if in_model else f", in {tier.path.name}"
+    if tier.n_absent:
+        rest += f"; {tier.n_absent} of {tier.n_experts} experts have no {tier.name} version"
     size, expert_size = format_size(tier.n_bytes), format_size(tier.expert_bytes)
     types, bits = ", ".join(tier.types), tier.bits_per_weight
-    lacking = f"; {tier.n_absent} of {tier.n_experts} experts have no {tier.name} version"
-    return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} per expert{where}" + (
-        lacking if tier.n_absent else ""
-    )
+    return f"{size} in {types}, {bits:.2f} bits per weight, {expert_size} per expert{rest}"
