@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from pyhobbit.errors import ConfigError, HobbitError, did_you_mean
+from pyhobbit.errors import ConfigError, did_you_mean
+from pyhobbit.native.files import os_errors
 from pyhobbit.native.paths import BIN_DIR, LIB_DIR
 
 HOST, PORT = "127.0.0.1", "8080"  # its own defaults
@@ -58,13 +59,11 @@ def check_free(host: str, port: str, least: int = 0) -> None:
     """Raises HobbitError where llama.cpp's programs cannot listen."""
     if not port.isdecimal() or not least <= int(port) <= 0xFFFF:
         raise ConfigError(f"--port is {port}; it must be a number from {least} to 65535")
-    try:
+    with os_errors(f"{host}:{port} cannot be used", "; give another --host or --port"):
         family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # they set it too
             probe.bind(address)
-    except OSError as e:
-        raise HobbitError(f"{host}:{port} cannot be used: {e.strerror}; give another --host or --port") from e
 
 
 def any_given(names: Iterable[str], arguments: Sequence[str]) -> bool:

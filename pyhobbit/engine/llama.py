@@ -23,7 +23,7 @@ from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ComputeError, ContextError, HobbitError, LoadError
 from pyhobbit.model.loading import load_failure, log
 from pyhobbit.native.ffi import llama
-from pyhobbit.native.files import atomic_output
+from pyhobbit.native.files import atomic_output, os_errors
 from pyhobbit.settings.config import SamplingConfig, Setting, kv_overrides
 
 _RANDOM_SEED = 0xFFFFFFFF
@@ -348,12 +348,9 @@ class Context:
     def save(self, path: Path) -> None:
         """Writes tokens and KV cache, all or nothing. Raises HobbitError."""
         array, n = (llama.llama_token * len(self.tokens))(*self.tokens), len(self.tokens)
-        try:
-            with atomic_output(path) as temporary:
-                if not llama.llama_state_seq_save_file(self.pointer, bytes(temporary), 0, array, n):
-                    raise OSError(0, log.reason())
-        except OSError as e:
-            raise HobbitError(f"the KV cache cannot be written to {path}: {e.strerror}") from e
+        with os_errors(f"the KV cache cannot be written to {path}"), atomic_output(path) as temporary:
+            if not llama.llama_state_seq_save_file(self.pointer, bytes(temporary), 0, array, n):
+                raise OSError(0, log.reason())
 
     def load(self, path: Path) -> bool:
         """Replaces tokens and KV cache by those of a file; False, and empty, where it does not fit."""

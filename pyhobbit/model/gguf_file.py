@@ -19,7 +19,7 @@ from gguf.constants import GGUF_MAGIC, GGUF_VERSION, GGUFValueType
 
 from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.quantize import GgmlType, dequantize, type_of
-from pyhobbit.native.files import open_regular
+from pyhobbit.native.files import open_regular, os_errors
 
 _MAX_NAME = 63  # GGML_MAX_NAME less the terminating zero
 _SCALARS = {
@@ -143,12 +143,10 @@ class _Cursor:
 def read_gguf(path: Path) -> GgufFile:
     """The header of a GGUF file, whose data are all there. Raises LoadError, HobbitError."""
     try:
-        with open_regular(path) as file:
+        with os_errors(f"cannot read {path}"), open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             n = _checked(path, b"", size)
             return _parse(path, file.read(n), n, size)
-    except OSError as error:
-        raise HobbitError(f"cannot read {path}: {error.strerror}") from error
     except struct.error as error:
         raise HobbitError(f"{path} was changed while it was read") from error
 

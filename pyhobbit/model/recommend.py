@@ -22,7 +22,7 @@ from pyhobbit.model.gguf_file import GgufFile
 from pyhobbit.model.labels import label
 from pyhobbit.model.tiers import routed_part, tiered_part
 from pyhobbit.model.token_time import TokenTime
-from pyhobbit.native.files import temporary_file, write_text
+from pyhobbit.native.files import os_errors, temporary_file, write_text
 from pyhobbit.native.machine import measure_disk, memory_limit
 from pyhobbit.settings.config import format_size
 from pyhobbit.settings.table import default
@@ -96,7 +96,7 @@ def _disk_speed() -> float:
     kept = Path(constants.HF_HOME) / "pyhobbit-disk-speed"
     with suppress(OSError, ValueError):
         return float(kept.read_text("utf-8"))
-    try:
+    with os_errors(f"the disk's speed cannot be measured in {kept.parent}", "; name a QUANT"):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with temporary_file(kept) as probe:
             with probe.open("wb") as file:
@@ -104,10 +104,6 @@ def _disk_speed() -> float:
                 os.fsync(file.fileno())
             speed = measure_disk(probe, _READ_BYTES, default("io_threads"), seconds=0.5).bytes_per_s
         write_text(kept, f"{speed:.0f}")
-    except OSError as e:
-        raise HobbitError(
-            f"the disk's speed cannot be measured in {kept.parent}: {e.strerror}; name a QUANT"
-        ) from e
     return speed
 
 

@@ -64,16 +64,23 @@ def head_and_tail(path: Path) -> bytes:
         return first + file.read()
 
 
+@contextmanager
+def os_errors(what: str, hint: str = "") -> Iterator[None]:
+    """Within it, an OSError becomes a HobbitError: what has failed, the reason of the system, and a hint."""
+    try:
+        yield
+    except OSError as e:
+        raise HobbitError(f"{what}: {e.strerror}{hint}") from e
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes UTF-8 to `path` or its target: all or nothing, but to a pipe or device. Raises HobbitError."""
-    try:
+    with os_errors(f"{path} cannot be written"):
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
         with atomic_output(path.resolve()) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise HobbitError(f"{path} cannot be written: {e.strerror}") from e
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.model_file import model_files, read_model_file
-from pyhobbit.native.files import atomic_output, write_text
+from pyhobbit.native.files import atomic_output, os_errors, write_text
 from pyhobbit.quality.evaluate import Costs, Quality
 from pyhobbit.quality.fit import Weights
 from pyhobbit.settings.config import CacheConfig
@@ -98,7 +98,7 @@ class Calibration:
     def write(self, model: Path) -> Path:
         """Stores it beside the model, all or nothing; returns the file. Raises HobbitError."""
         path = calibration_path(model)
-        try:
+        with os_errors(f"the calibration cannot be stored in {path}", "; it must lie beside the model"):
             with atomic_output(path) as temporary:
                 writer = GGUFWriter(temporary, _ARCHITECTURE)
                 self._add_keys(writer)
@@ -106,10 +106,6 @@ class Calibration:
                 writer.write_kv_data_to_file()
                 writer.close()
             Measurements.path_of(model).unlink(missing_ok=True)  # no longer needed
-        except OSError as e:
-            raise HobbitError(
-                f"the calibration cannot be stored in {path}: {e.strerror}; it must lie beside the model"
-            ) from e
         return path
 
     def _add_keys(self, writer: GGUFWriter) -> None:

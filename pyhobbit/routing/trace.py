@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pyhobbit._tables import CacheSettings, SimulationCounts
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.native.ffi import check, ffi, lib
+from pyhobbit.native.files import os_errors
 from pyhobbit.routing.paths import chosen_of, path_table
 from pyhobbit.settings.config import Setting, given_settings
 from pyhobbit.settings.resolve import c_settings
@@ -219,10 +220,8 @@ def _n_used_by_layer(routes: NDArray[Any], simulation: Simulation) -> list[int]:
 
 def read_trace(path: Path) -> Trace:
     """Reads a trace, its rows by batch, layer and token. Raises HobbitError for another or damaged file."""
-    try:
+    with os_errors(f"the trace {path} cannot be read"):
         text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as e:
-        raise HobbitError(f"the trace {path} cannot be read: {e.strerror}") from e
     lines = text.removesuffix("\n").split("\n")  # a model's name may have other line ends
     n_header = sum(1 for _ in takewhile(lambda line: line.startswith("#"), lines))
     header = lines[:n_header]
