@@ -374,7 +374,7 @@ class Engine(CachedModel):
             self._opened_parts.callback(self._format.close)
         return self._format
 
-    def _reader(self, prompt: str | ChatPrompt) -> TextReader | ChatReader:
+    def _reader(self, prompt: str | ChatPrompt) -> TextReader:
         model = self._opened().model
         if isinstance(prompt, str):
             return TextReader(model)

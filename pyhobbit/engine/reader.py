@@ -33,17 +33,15 @@ class TextReader:
         return Said(self._decoder.decode(b"", True))
 
 
-class ChatReader:
+class ChatReader(TextReader):
     """An answer in a conversation, which llama.cpp's parser splits. has_ended: a stop text has come."""
 
     def __init__(self, model: Model, form: ChatFormat, prompt: ChatPrompt) -> None:
-        self.has_ended = False
-        self._model = model
+        super().__init__(model)
         self._form = form
         self._stops = prompt.stops
         found = (model.tokenize(text, begins_text=False) for text in prompt.preserved)
         self._preserved = {tokens[0] for tokens in found if len(tokens) == 1}
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._answer = ""
         self._said = Said()
 
