@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from pyhobbit.convert.shards import as_read, check_checkpoint
@@ -40,17 +39,15 @@ def out_type(high: str | None) -> str:
     return high.lower() if high.lower() in ("f32", "f16", "bf16") else "auto"
 
 
-@dataclass(frozen=True)
-class Listed:
-    """The tensors to be, without places. has_mtp: a draft block may be.  without_mtp: a known one is not."""
-
-    tensors: tuple[TensorInfo, ...]
-    has_mtp: bool
-    without_mtp: bool
+Listed = tuple[tuple[TensorInfo, ...], bool]
+"""The tensors to be, without places, and whether a draft block (MTP) may be."""
 
 
 def list_tensors(folder: Path, out_type: str) -> Listed:
-    """Makes the header that the converter would, which llama.cpp has to load. Raises HobbitError."""
+    """Makes the header that the converter would, which llama.cpp has to load. Raises HobbitError.
+
+    Standard error tells of a known draft block that is not there.
+    """
     if not (folder / "config.json").is_file():
         if (folder / "params.json").is_file():
             raise HobbitError(MISTRALS_OWN.format(folder))
@@ -69,7 +66,10 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
             )
         os.truncate(header, tensors[-1].offset + tensors[-1].nbytes)
         check_loads(header, folder, "download the rest of the checkpoint")
-    return Listed(tensors, has_mtp, printed.startswith("yes"))
+    if printed.startswith("yes"):
+        lacks = "has no weights of a draft block (MTP): converted without"
+        print(f"note: {folder} {lacks}", file=sys.stderr)
+    return tensors, has_mtp
 
 
 def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:

@@ -158,11 +158,7 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     out_type = checkpoint.out_type(options.high)
     print(f"listing the tensors of {options.model}", file=sys.stderr)
     listed = checkpoint.list_tensors(options.model, out_type)
-    tensors = listed.tensors
-    if listed.without_mtp:
-        print(
-            f"note: {options.model} has no weights of a draft block (MTP): converted without", file=sys.stderr
-        )
+    tensors = listed[0]
     check_routed(options.model, tensors)
     source, imatrix = _imatrix(options, tensors)
     recipe = _recipe(options, tensors)
@@ -185,13 +181,14 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
 
 
 def _convert_as(options: Options, output: Path, listed: checkpoint.Listed, out_type: str) -> Path | None:
+    tensors, has_mtp = listed
     place = temporary_file(output.with_name(f"{output.name}.checkpoint"))  # never renamed: it always vanishes
     with atomic_output(output, options.force) if options.split else place as intermediate:
-        with _progress("reading", sum(tensor.nbytes for tensor in listed.tensors)) as progress:
-            checkpoint.write_gguf(options.model, out_type, listed.has_mtp, intermediate, progress)
+        with _progress("reading", sum(tensor.nbytes for tensor in tensors)) as progress:
+            checkpoint.write_gguf(options.model, out_type, has_mtp, intermediate, progress)
         if not options.split:
             return _convert_gguf(options, output, read_model(intermediate))
-        matrix = _imatrix(options, listed.tensors)[0] or options.no_imatrix
+        matrix = _imatrix(options, tensors)[0] or options.no_imatrix
         own = replace(options, model=output, split=False, sidecar=True, imatrix=matrix)
         _convert_gguf(own, sidecar_path(output), replace(read_model(intermediate), path=output))
     print(f"wrote {output}, as llama.cpp's converter does", file=sys.stderr)

@@ -61,22 +61,25 @@ def run_vendor(*arguments: object, code: str = STUB) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"mtp_num_hidden_layers": 0}, {"mtp_num_hidden_layers": 1}])
 def test_a_draft_block_without_weights_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, int]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    config: dict[str, int],
 ) -> None:
     write_qwen(tmp_path, **config)
     script = tmp_path / "without_tokenizer.py"
     script.write_text(f"import sys\nsys.argv.insert(1, {str(SCRIPT)!r})\n{STUB}")
     monkeypatch.setattr(checkpoint, "_SCRIPT", script)
     monkeypatch.setattr(checkpoint, "check_loads", lambda *_: None)  # it would want a tokenizer
-    listed = checkpoint.list_tensors(tmp_path, "f16")
-    assert listed.without_mtp
-    assert not listed.has_mtp
+    tensors, has_mtp = checkpoint.list_tensors(tmp_path, "f16")
+    assert "has no weights of a draft block (MTP): converted without" in capsys.readouterr().err
+    assert not has_mtp
     output = tmp_path / "out.gguf"
     run_vendor(SCRIPT, tmp_path, "f16", "no", VENDOR_DIR / "convert_hf_to_gguf.py", output)
     file = read_gguf(output)
     assert file.metadata["qwen35moe.block_count"].value() == N_LAYERS
     assert not any("nextn" in key for key in file.metadata)
-    assert {each.name for each in file.tensors} == {each.name for each in listed.tensors}
+    assert {each.name for each in file.tensors} == {each.name for each in tensors}
 
 
 def test_experts_in_nvfp4_are_those_of_the_converter(tmp_path: Path) -> None:
