@@ -122,8 +122,6 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
     settings: list[tuple[Any, ...]] = []
     specs: dict[str, Any] = {}
     options: dict[str, tuple[str, str | None]] = {}
-    counters: list[tuple[Any, ...]] = []
-    fields: list[tuple[str | None, str, object, str | None]] = []
     for spec in rows(library.hobbit_setting_spec_at):
         (kind, python_type, read), default = _KINDS[spec.type], text(spec.default_value)
         option, about, choices = text(spec.option), text(spec.help), text(spec.choices) or ""
@@ -139,11 +137,9 @@ def tables(ffi: FFI, header: str, library: Any) -> str:
             options[option] = (f"tuple[{python_type}, ...]", options[option][1])
         elif option is not None:
             options[option] = (python_type, about)
-    for counter in rows(library.hobbit_counter_at):
-        kind, python_type, zero = _COUNTERS[counter.kind]
-        name, about = text(counter.name), text(counter.help)
-        counters.append((name, kind, text(counter.metric), text(counter.label), about))
-        fields.append((name, python_type, zero, about))
+    counted = [(each, *_COUNTERS[each.kind]) for each in rows(library.hobbit_counter_at)]
+    counters = [(text(c.name), kind, text(c.metric), text(c.label), text(c.help)) for c, kind, *_ in counted]
+    fields = [(text(c.name), python_type, zero, text(c.help)) for c, _, python_type, zero in counted]
     papers = (
         tuple(map(text, (each.name, each.needs, each.settings))) for each in rows(library.hobbit_paper_at)
     )
