@@ -19,7 +19,7 @@ from pyhobbit.engine.drafts import Decoder, Governor
 from pyhobbit.engine.llama import LoadedModel, Sampler, Watch
 from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import open_session
-from pyhobbit.engine.reader import ChatReader, Said, TextReader
+from pyhobbit.engine.reader import ChatReader, TextReader
 from pyhobbit.engine.session import Session
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ConfigError, HobbitError
@@ -236,27 +236,22 @@ class Engine(CachedModel):
         sampler = Sampler(sampling or SamplingConfig(), model, grammar)
         decoder = Decoder(context, sampler, self._governor)
         previous_s = 0.0
-
-        def piece(said: Said, token: int | None, time_s: float, finish: Finish | None) -> Piece:
-            return Piece(said.text, token, time_s, finish, said.thinking)
-
+        finish: Finish | None
         try:
             for n in count(1):
                 token = decoder.next(pending, limit - n + 1, watch)
-                if token is None or self._interrupted:
-                    yield piece(reader.end(False), None, time.perf_counter() - start, "interrupted")
-                    return
                 now_s = time.perf_counter() - start
-                if model.ends_answer(token):
-                    yield piece(reader.end(True), None, now_s, "stop")
-                    return
-                self._tally.add_token(now_s - previous_s, is_first=n == 1)
-                finish: Finish | None = None if n < limit else "length" if n == max_tokens else "context"
-                said = reader.add(token, finish is not None)
-                if reader.has_ended:
-                    finish = "stop"
-                yield piece(said, token, now_s, finish)
-                if finish:
+                if token is None or self._interrupted:
+                    token, said, finish = None, reader.end(False), "interrupted"
+                elif model.ends_answer(token):
+                    token, said, finish = None, reader.end(True), "stop"
+                else:
+                    self._tally.add_token(now_s - previous_s, is_first=n == 1)
+                    finish = None if n < limit else "length" if n == max_tokens else "context"
+                    said = reader.add(token, finish is not None)
+                    finish = "stop" if reader.has_ended else finish
+                yield Piece(said.text, token, now_s, finish, said.thinking)
+                if token is None or finish:
                     return
                 self._check_current(answer)
                 pending, previous_s = [token], now_s
