@@ -118,7 +118,6 @@ class Engine(CachedModel):
             )
             self._opened_parts.callback(self._session.close)
         except BaseException:
-            self._interrupted = False
             self.close()
             raise
         self._load_s = time.perf_counter() - start
