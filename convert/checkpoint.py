@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from pyhobbit.convert.shards import as_read, check_checkpoint
 from pyhobbit.convert.write import Progress
@@ -39,8 +40,11 @@ def out_type(high: str | None) -> str:
     return high.lower() if high.lower() in ("f32", "f16", "bf16") else "auto"
 
 
-Listed = tuple[tuple[TensorInfo, ...], bool]
-"""The tensors to be, without places, and whether a draft block (MTP) may be."""
+class Listed(NamedTuple):
+    """The tensors to be, without places. has_mtp: a draft block may be."""
+
+    tensors: tuple[TensorInfo, ...]
+    has_mtp: bool
 
 
 def list_tensors(folder: Path, out_type: str) -> Listed:
@@ -69,7 +73,7 @@ def list_tensors(folder: Path, out_type: str) -> Listed:
     if printed.startswith("yes"):
         lacks = "has no weights of a draft block (MTP): converted without"
         print(f"note: {folder} {lacks}", file=sys.stderr)
-    return tensors, has_mtp
+    return Listed(tensors, has_mtp)
 
 
 def write_gguf(folder: Path, out_type: str, has_mtp: bool, output: Path, progress: Progress) -> None:

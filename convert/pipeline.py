@@ -158,7 +158,7 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     out_type = checkpoint.out_type(options.high)
     print(f"listing the tensors of {options.model}", file=sys.stderr)
     listed = checkpoint.list_tensors(options.model, out_type)
-    tensors = listed[0]
+    tensors = listed.tensors
     check_routed(options.model, tensors)
     source, imatrix = _imatrix(options, tensors)
     recipe = _recipe(options, tensors)

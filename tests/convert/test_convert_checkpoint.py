@@ -85,7 +85,7 @@ def test_checkpoint_is_read_in_a_type_that_holds_the_high_tier(high: str | None,
 
 def test_disk_space_covers_the_intermediate_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = read_model(write_moe(folder.parent / "model.gguf")).tensors
-    monkeypatch.setattr(checkpoint, "list_tensors", lambda *_: (tensors, True))
+    monkeypatch.setattr(checkpoint, "list_tensors", lambda *_: checkpoint.Listed(tensors, True))
     monkeypatch.setattr(checkpoint, "write_gguf", lambda *_: pytest.fail("started to write"))
     weights = sum(tensor.nbytes for tensor in tensors)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * weights))
