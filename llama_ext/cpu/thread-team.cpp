@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ggml-backend.h"
+
 #include <algorithm>
 #include <atomic>
 #include <climits>
@@ -17,7 +19,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <numeric>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -32,9 +36,9 @@ constexpr int64_t  delayed_share = 8; // a thread is delayed if it waits for a c
 constexpr int64_t  least_pause   = 200'000'000; // nanoseconds of short spins after a delay
 constexpr int64_t  most_pause    = 3'200'000'000;
 
-int64_t now_ns() { // takes some nanoseconds; exact to some milliseconds
+int64_t now_ns(clockid_t clock = CLOCK_MONOTONIC_COARSE) { // that takes some nanoseconds; exact to some milliseconds
     timespec time;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+    clock_gettime(clock, &time);
     return time.tv_sec * 1'000'000'000LL + time.tv_nsec;
 }
 
@@ -45,6 +49,11 @@ void relax() {
     __asm__ volatile("yield" ::: "memory");
 #endif
 }
+
+// Nanoseconds that threads waited at barriers, by their number in a team: few threads share a cache line.
+struct alignas(64) wait_time {
+    std::atomic<int64_t> ns = 0;
+} waited[32];
 
 // The spins that the user's environment fixes, or -1.
 int64_t spins_of_environment() {
@@ -197,7 +206,9 @@ class thread_team {
             arrived_.store(0, std::memory_order_relaxed);
             phase_.change();
         } else {
+            const int64_t begin = now_ns(CLOCK_MONOTONIC);
             phase_.wait_for_change(phase, spins());
+            waited[size_t(own_i) % std::size(waited)].ns.fetch_add(now_ns(CLOCK_MONOTONIC) - begin);
         }
     }
 
@@ -289,5 +300,11 @@ int omp_get_num_threads() {
 int omp_get_thread_num() {
     return thread_team::own_i;
 }
-}
 #pragma GCC visibility pop
+
+// Nanoseconds that threads have waited for each other at barriers so far: the sum over the process's teams.
+GGML_BACKEND_API int64_t ggml_cpu_barrier_wait() {
+    return std::accumulate(std::begin(waited), std::end(waited), int64_t(0),
+                           [](int64_t sum, const wait_time & each) { return sum + each.ns.load(); });
+}
+}

@@ -6,6 +6,7 @@ The table also shows how often experts were in memory, what was read from the di
 
 import argparse
 import json
+import time
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from pyhobbit.engine.stats import rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.token_time import TokenTime
+from pyhobbit.native.threads import barrier_wait_s
 from pyhobbit.settings.config import format_size
 from pyhobbit.settings.table import OPTIONS, Key
 
@@ -79,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
         lengths = [n for n in sorted(args.prompts) if args.prompts is not _PROMPTS or n <= most]
         for _ in range(args.reps):
             prompts.append([_read_prompt(engine, before + _cut(engine, next(texts), n)) for n in lengths])
-            decoded.append(decoding(_decode(engine, before, args.warm_up, args.tokens), info.cached))
+            steps, shares = _decode(engine, before, args.warm_up, args.tokens)
+            decoded.append(decoding(steps, info.cached) | shares)
         document = {
             "model": str(model),
             "description": info.description,
@@ -139,20 +142,26 @@ def _repeated(text: str, length: int) -> str:
     return (text * (length // len(text) + 1))[:length]
 
 
-def _decode(engine: "Engine", text: str, n_warm_up: int, n_tokens: int) -> "list[Stats]":
-    """Counters of each of n_tokens after the warm-up, which come after the text."""
+def _decode(engine: "Engine", text: str, n_warm_up: int, n_tokens: int) -> "tuple[list[Stats], Figures]":
+    """Counters of each of n_tokens after the warm-up, which come after the text, and what the threads did."""
     from pyhobbit.inspect.speed import decode_texts
 
+    def times() -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), barrier_wait_s()
+
     steps: list[Stats] = []
-    before = engine.stats()
+    before, marks = engine.stats(), [times()]
     for _ in decode_texts(engine, text):
         after = engine.stats()
         step, before = after.since(before), after
         if step.decoded_tokens == 1:  # the first token of a text belongs to its prompt
             steps.append(step)
+            marks.append(times())
         if len(steps) == n_warm_up + n_tokens:
             break
-    return steps[n_warm_up:]
+    elapsed, on_cores, waited = (b - a for a, b in zip(marks[n_warm_up], marks[-1], strict=True))
+    all_threads = elapsed * engine.info().n_threads
+    return steps[n_warm_up:], {"busy_cores": on_cores / elapsed, "barrier_share": waited / all_threads}
 
 
 def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
@@ -211,6 +220,8 @@ def table(document: dict[str, Any]) -> str:
         )
     found = document["decoding"]
     rows["decoding"] = f"{found['tokens_per_second']:.2f} token/s over {found['n_tokens']:g} tokens"
+    waits = f"threads wait {found['barrier_share']:.0%} of the time for each other"
+    rows["processors"] = f"{found['busy_cores']:.2f} cores busy; computing {waits}"
     if found["hit_rate"] is not None:
         read = format_size(found["bytes_read_per_token"])
         rows["hits"] = f"{found['hit_rate']:.1%} of the experts, {read} read per token"

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""How many threads compute."""
+"""How many threads compute, and how long they wait for each other."""
 
+import ctypes
 import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from pyhobbit.native.paths import LIB_DIR
 
 _ROOT = Path("/")  # tests set another one
 # By version of cgroups: where they are, and the files with quota and period. Version 2 names no controllers.
@@ -26,6 +29,16 @@ def processor_cores() -> int:
         except OSError:
             cores.add(str(cpu))
     return max(1, math.floor(min(len(cores), *_quotas(), math.inf)))
+
+
+def barrier_wait_s() -> float:
+    """Seconds that computing threads have waited for each other at barriers so far, added up over threads."""
+    for path in LIB_DIR.glob("libggml-cpu*.so"):
+        with suppress(OSError):  # it is for another processor, and not loaded
+            waited = ctypes.CDLL(str(path), os.RTLD_NOLOAD).ggml_cpu_barrier_wait
+            waited.restype = ctypes.c_int64
+            return waited() / 1e9
+    return 0.0
 
 
 def _quotas() -> Iterator[float]:

@@ -35,6 +35,8 @@ def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: Ru
     assert 0 < document["forecast"]["tokens_per_second"] <= 1 / found["compute_s"]
     assert 0 < document["pool_bytes"] <= 6 << 20
     assert document["peak_rss_bytes"] > document["pool_bytes"]
+    assert 0 < found["busy_cores"] < 3
+    assert found["barrier_share"] == 0  # the thread computes alone
 
 
 def test_figures_at_a_depth_leave_out_the_tokens_before(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
@@ -58,6 +60,17 @@ def test_pools_that_hold_every_expert_are_hit(tiny_gguf: Path, run_pyhobbit: Run
     assert "token/s over 12 tokens" in rows["decoding"]
     assert float(rows["hits"].partition("%")[0]) > 90  # an expert may be used for the first time
     assert re.search(r"experts, [\d.]+ ([KM]i)?B read per token", rows["hits"])
+
+
+def test_the_time_that_threads_wait_for_each_other_is_shown(
+    tiny_gguf: Path, run_pyhobbit: RunPyhobbit
+) -> None:
+    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--threads", 2, "--pools", "200M")
+    assert done.returncode == 0, done.stderr
+    row = re.search(r"^processors +([\d.]+) cores busy; computing threads wait (\d+)% of", done.stdout, re.M)
+    assert row, done.stdout
+    assert 0 < float(row[1]) < 4
+    assert 0 < int(row[2]) < 100
 
 
 def test_usual_prompts_that_the_context_cannot_hold_are_left_out(

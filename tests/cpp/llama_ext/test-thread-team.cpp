@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -66,6 +67,24 @@ TEST_CASE("workers that sleep are woken") {
         CHECK(sums_are_right(3));
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
+}
+
+TEST_CASE("the time that threads wait for each other is counted") {
+    const auto work = [](void *) { // a thread alone waits for nobody
+        GOMP_single_start();
+        GOMP_barrier();
+        if (omp_get_thread_num() == omp_get_num_threads() - 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+        GOMP_barrier();
+    };
+    const auto waited_by = [&](unsigned n_threads) {
+        const int64_t before = ggml_cpu_barrier_wait();
+        GOMP_parallel(work, nullptr, n_threads, 0);
+        return ggml_cpu_barrier_wait() - before;
+    };
+    CHECK(waited_by(1) == 0);
+    CHECK(waited_by(2) >= 19'000'000);
 }
 
 TEST_CASE("threads have teams of their own, which end with them") {
