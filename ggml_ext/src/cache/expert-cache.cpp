@@ -138,12 +138,9 @@ part_set expert_cache::submit_below(expert_id id, tier_id tier, part_set parts, 
     return given;
 }
 
-void expert_cache::submit(expert_id id, tier_id tier, part_set parts, load_urgency urgency) {
-    submit_from(place_.below ? submit_below(id, tier, parts, urgency) : part_set(), id, tier, parts, urgency);
-}
-
-void expert_cache::submit_from(part_set from_below, expert_id id, tier_id tier, part_set parts, load_urgency urgency) {
-    expert_cache * below = place_.below;
+void expert_cache::submit(expert_id id, tier_id tier, part_set parts, load_urgency urgency, bool is_through) {
+    expert_cache * below      = place_.below;
+    const part_set from_below = below && is_through ? submit_below(id, tier, parts, urgency) : part_set();
     for (const part_id part : parts) {
         const part_location & at = index_.locate(tier, id.layer, part, id.expert);
         if (from_below.has(part)) {
@@ -239,12 +236,12 @@ bool expert_cache::insert_ahead(expert_id id, tier_id tier, bool is_reported) {
     return true;
 }
 
-bool expert_cache::request_ahead(expert_id id, tier_id tier, part_set parts, bool is_reported) {
+bool expert_cache::request_ahead(expert_id id, tier_id tier, part_set parts, bool is_reported, bool is_through) {
     if (!insert_ahead(id, tier, is_reported)) {
         return false;
     }
     prefetched_.push_back({ id, tier });
-    submit(id, tier, parts, load_urgency::prefetch);
+    submit(id, tier, parts, load_urgency::prefetch, is_through);
     return true;
 }
 
@@ -268,11 +265,8 @@ void expert_cache::fill(tier_id tier, const std::vector<expert_id> & experts) {
     for (size_t i = 0; i < experts.size() && sets_[tier] && sets_[tier]->n_residents() < n_slots(tier); i++) {
         const expert_id id    = experts[i];
         const part_set  parts = index_.layer(id.layer).parts;
-        if (has_free_slot(id, tier) && index_.has(tier, id) && insert_ahead(id, tier)) {
+        if (has_free_slot(id, tier) && index_.has(tier, id) && request_ahead(id, tier, parts, false, is_through)) {
             brought.push_back(id);
-            prefetched_.push_back({ id, tier });
-            submit_from(is_through ? submit_below(id, tier, parts, load_urgency::prefetch) : part_set(), id, tier,
-                        parts, load_urgency::prefetch);
         }
     }
     std::for_each(brought.rbegin(), brought.rend(), [&](expert_id id) { sets_[tier]->touch(id); });

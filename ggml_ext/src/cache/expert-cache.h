@@ -161,8 +161,8 @@ class expert_cache {
     bool lend(expert_id id, tier_id tier, load_urgency urgency);
     void unpin(const expert_tier & e);
 
-    // Requests parts of an expert. REQUIRES: pinned
-    void submit(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
+    // Requests parts of an expert, through the next-level cache or past it. REQUIRES: pinned
+    void submit(expert_id id, tier_id tier, part_set parts, load_urgency urgency, bool is_through = true);
 
     // Notes whether the expert is resident above.
     void note_copy(const expert_tier & e, bool is_above);
@@ -187,14 +187,13 @@ class expert_cache {
     void     look_for_memory(expert_id id, tier_id tier);
     void     forget(const expert_tier & evicted);
     part_set submit_below(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
-    void     submit_from(part_set from_below, expert_id id, tier_id tier, part_set parts, load_urgency urgency);
     bool     pin_below(expert_id id, tier_id tier, load_urgency urgency);
     void     unpin_below();
     void     cancel_below(expert_id id, tier_id tier);
     bool     insert_ahead(expert_id id, tier_id tier, bool is_reported = false);
-    bool     request_ahead(expert_id id, tier_id tier, part_set parts, bool is_reported = false);
-    void     reap_prefetches();
-    void     drop_prefetches();
+    bool request_ahead(expert_id id, tier_id tier, part_set parts, bool is_reported = false, bool is_through = true);
+    void reap_prefetches();
+    void drop_prefetches();
 
     const expert_index & index_;
     loader &             loader_;
