@@ -77,8 +77,12 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
     if (candidates_.empty()) {
         return false;
     }
+    for (candidate & c : candidates_) { // once each: the values of the random policy change
+        c.value = policy_->value(c.id, running);
+    }
     const bool are_duplicates = first % PROTECTED == DUPLICATE;
-    victim = are_duplicates ? policy_->most_valuable(candidates_, running) : policy_->victim(candidates_, running);
+    victim =
+        are_duplicates ? std::max_element(candidates_.begin(), candidates_.end())->id : policy_->victim(candidates_);
     return true;
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace hobbit {
 
@@ -89,28 +88,6 @@ bool pool_policy::admits(expert_id newcomer, expert_id victim) {
 
 double pool_policy::value(expert_id id, layer_id running) const {
     return policy_.value(id, tier_, running);
-}
-
-using ranks = std::vector<std::pair<double, uint64_t>>; // [candidate] value, touched
-
-// Asks for each value once: those of the random policy change.
-static ranks ranks_of(const pool_policy & pool, const std::vector<candidate> & candidates, layer_id running) {
-    ranks all;
-    all.reserve(candidates.size());
-    for (const candidate & c : candidates) {
-        all.emplace_back(pool.value(c.id, running), c.touched);
-    }
-    return all;
-}
-
-expert_id pool_policy::victim(const std::vector<candidate> & candidates, layer_id running) {
-    const ranks all = ranks_of(*this, candidates, running);
-    return candidates[size_t(std::min_element(all.begin(), all.end()) - all.begin())].id;
-}
-
-expert_id pool_policy::most_valuable(const std::vector<candidate> & candidates, layer_id running) const {
-    const ranks all = ranks_of(*this, candidates, running);
-    return candidates[size_t(std::max_element(all.begin(), all.end()) - all.begin())].id;
 }
 
 } // namespace hobbit

@@ -3,11 +3,13 @@
 
 #include "base/registered.h"
 #include "model/expert.h"
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace hobbit {
@@ -41,10 +43,13 @@ struct policy_options {
     }
 };
 
-// A resident expert that may be evicted.
+// A resident expert that may be evicted. Candidates are ordered by value, and equal ones by their last touch.
 struct candidate {
     expert_id id;
-    uint64_t  touched; // rises with each insert or use in the pool
+    uint64_t  touched;     // rises with each insert or use in the pool
+    double    value = 0.0; // see pool_policy
+
+    bool operator<(const candidate & o) const { return std::tie(value, touched) < std::tie(o.value, o.touched); }
 };
 
 class cache_policy;
@@ -65,14 +70,13 @@ class pool_policy {
     // slot: a policy that would refuse one makes it the next victim instead.
     virtual bool admits(expert_id newcomer, expert_id victim);
 
-    // The candidate to evict while layer `running` runs, of one or more. Unless refused by admits(), it is evicted.
-    virtual expert_id victim(const std::vector<candidate> & candidates, layer_id running);
+    // The candidate to evict, of one or more. Unless refused by admits(), it is evicted.
+    virtual expert_id victim(const std::vector<candidate> & candidates) {
+        return std::min_element(candidates.begin(), candidates.end())->id;
+    }
 
     // The worth of keeping the expert while layer `running` runs, without a unit: only the order counts.
     double value(expert_id id, layer_id running) const;
-
-    // The candidate of the largest value, the most recently touched among equals; REQUIRES: at least one.
-    expert_id most_valuable(const std::vector<candidate> & candidates, layer_id running) const;
 
   private:
     cache_policy & policy_;

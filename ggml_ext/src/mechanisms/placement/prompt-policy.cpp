@@ -65,13 +65,10 @@ class prompt_policy : public cache_policy {
             return prompts_.is_prompt_ && value(newcomer, {}) > SWAP_RATIO * value(victim, {});
         }
 
-        expert_id victim(const std::vector<candidate> & candidates, layer_id running) override {
-            double least = value(candidates.front().id, running);
-            for (const candidate & c : candidates) {
-                least = std::min(least, value(c.id, running));
-            }
-            const auto rank = [&](const candidate & c) {
-                const bool is_least = value(c.id, running) <= SWAP_RATIO * least;
+        expert_id victim(const std::vector<candidate> & candidates) override {
+            const double least = std::min_element(candidates.begin(), candidates.end())->value;
+            const auto   rank  = [&](const candidate & c) {
+                const bool is_least = c.value <= SWAP_RATIO * least;
                 return std::tuple(is_guest(c.id), is_least, inserts_[c.id].number);
             };
             const auto later = [&](const candidate & a, const candidate & b) { return rank(a) < rank(b); };
