@@ -52,8 +52,8 @@ class device_engine {
     // since prefetch crosses from device to device; null: no prefetch.
     prefetcher::layer_place ahead() { return { &cache_, predictor_.get() }; }
 
-    // Sets the layers to compute, in ascending order. REQUIRES: before allocate.
-    void set_layers(std::vector<layer_id> layers) { layers_ = std::move(layers); }
+    // Adds a layer to compute, in ascending order. REQUIRES: before allocate.
+    void add_layer(layer_id layer) { layers_.push_back(layer); }
 
     uint32_t n_layers() const { return uint32_t(layers_.size()); }
 

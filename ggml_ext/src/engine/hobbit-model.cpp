@@ -248,12 +248,8 @@ void hobbit_model::assign_layers(const std::vector<ggml_backend_dev_t> & of_laye
         }
     }
     layer_engines_ = hobbit::assign_layers(given, free);
-    std::vector<std::vector<layer_id>> own(engines_.size());
     for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
-        own[layer_engines_[layer]].push_back(layer);
-    }
-    for (size_t i = 0; i < engines_.size(); i++) {
-        engines_[i]->set_layers(std::move(own[i]));
+        engines_[layer_engines_[layer]]->add_layer(layer);
     }
 }
 
