@@ -24,6 +24,7 @@ class text_file {
     bool is_open() const { return file_.is_open(); }
 
     const std::string & path() const { return path_; }
+    const status &      error() const { return error_; } // the first one
 
     // Buffered: a full disk may cause an error in a later call. All calls return the first error. REQUIRES: open
     status append(const char * text, size_t size);

@@ -39,8 +39,7 @@ class SCOPED_CAPABILITY mutex_lock {
     explicit mutex_lock(mutex & m) ACQUIRE(m) : mutex_(m) { m.lock(); }
     ~mutex_lock() RELEASE() { mutex_.unlock(); }
 
-    mutex_lock(const mutex_lock &)             = delete;
-    mutex_lock & operator=(const mutex_lock &) = delete;
+    mutex_lock(const mutex_lock &) = delete;
 
   private:
     mutex & mutex_;
@@ -52,8 +51,7 @@ class SCOPED_CAPABILITY mutex_release {
     explicit mutex_release(mutex & m) RELEASE(m) : mutex_(m) { m.unlock(); }
     ~mutex_release() RELEASE() { mutex_.lock(); }
 
-    mutex_release(const mutex_release &)             = delete;
-    mutex_release & operator=(const mutex_release &) = delete;
+    mutex_release(const mutex_release &) = delete;
 
   private:
     mutex & mutex_;

@@ -51,7 +51,7 @@ status hobbit_model::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inn
         is_filling_        = false;
         const status s     = (*engine)->executor().compute(graph, inner, cpu);
         stats_.compute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
-        return s.ok() ? recorder_.error() : s;
+        return s.ok() ? trace_.error() : s;
     });
 }
 
@@ -98,7 +98,7 @@ void hobbit_model::begin_batch(const hobbit_context & context, uint32_t n_tokens
     if (passes_) {
         passes_->begin(batch, run_->thresholds, can_repeat);
     }
-    recorder_.begin_batch(batch);
+    trace_.begin_batch(batch.tokens());
 }
 
 void hobbit_model::end_batch(const hobbit_context & context) {
@@ -144,7 +144,7 @@ bool hobbit_model::repeats_batch(const hobbit_context & context, const float * l
 
 void hobbit_model::start_sequence(int32_t sequence) {
     policy_->begin_sequence(uint32_t(sequence));
-    recorder_.begin_sequence(sequence);
+    trace_.begin_sequence(sequence);
 }
 
 void hobbit_model::begin_sequence(const hobbit_context & context, int32_t sequence) {

@@ -210,7 +210,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
 
 hobbit_model::~hobbit_model() {
     char err[1024];
-    if (!report_call("cannot complete the trace", err, sizeof(err), [&] { return recorder_.close(); })) {
+    if (!report_call("cannot complete the trace", err, sizeof(err), [&] { return trace_.close(); })) {
         GGML_LOG_ERROR("hobbit: %s\n", err);
     }
     if (!report_call("cannot complete the timeline", err, sizeof(err), [&] { return stats_.events.close(); })) {
@@ -376,7 +376,7 @@ status hobbit_model::check() const {
 
 void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
     mutex_lock lock(mutex_);
-    recorder_.set_observer(observer, user_data);
+    observer_ = { observer, user_data };
     if (run_) {
         set_reporting();
     }
@@ -385,8 +385,11 @@ void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
 // Reports cost time: only where somebody listens. REQUIRES: the layers are placed
 void hobbit_model::set_reporting() {
     run_->observer = nullptr;
-    if (recorder_.is_listening()) {
-        run_->observer = [this](const layer_report & r) { recorder_.record(r); };
+    if (trace_.is_open() || observer_.call) {
+        run_->observer = [this](const layer_report & r) {
+            trace_.add(r);
+            observer_.tell(r);
+        };
     }
 }
 

@@ -213,7 +213,8 @@ struct hobbit_model final : public hobbit::split_runner {
     bool                                                is_filling_ = false; // the devices' pools
     std::unique_ptr<hobbit::loader>                     loader_; // destroyed first: its threads write into the caches
     std::optional<hobbit::embedding_reader> rows_; // reads rows of the token embedding; empty if it is in memory
-    hobbit::run_recorder                    recorder_;
+    hobbit::trace_writer                    trace_;
+    hobbit::layer_observer                  observer_;
 
     mutable hobbit::mutex mutex_;
 

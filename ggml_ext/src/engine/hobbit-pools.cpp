@@ -208,7 +208,7 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     HOBBIT_TRY(allocate(model_bytes, n_batch));
     // opened late: a model that cannot run leaves an older trace alone
     if (const std::string & trace = settings_.text("hobbit.trace"); !trace.empty()) {
-        HOBBIT_TRY(recorder_.open_trace(trace, index_));
+        HOBBIT_TRY(trace_.open(trace, index_));
     }
     if (const std::string & timeline = settings_.text("hobbit.timeline"); !timeline.empty()) {
         HOBBIT_TRY(stats_.events.open(timeline));

@@ -49,6 +49,9 @@ status trace_writer::open(const std::string & path, const expert_index & index) 
 }
 
 void trace_writer::begin_batch(const std::vector<batch_info::row> & tokens) {
+    if (!is_open()) {
+        return;
+    }
     batch_.clear();
     std::map<int32_t, uint32_t> n_of; // [sequence] tokens in the batch
     for (const batch_info::row & row : tokens) {
@@ -64,6 +67,9 @@ void trace_writer::begin_batch(const std::vector<batch_info::row> & tokens) {
 }
 
 status trace_writer::add(const layer_report & report) {
+    if (!is_open()) {
+        return {};
+    }
     auto at = batch_.begin();
 
     std::set<std::pair<int32_t, tier_id>> asked;
@@ -106,26 +112,6 @@ status trace_writer::add_token(const layer_report & report, size_t row, const to
     return {};
 }
 
-void run_recorder::set_observer(hobbit_observer observer, void * user_data) {
-    observer_  = observer;
-    user_data_ = user_data;
-}
-
-void run_recorder::begin_batch(const batch_info & batch) {
-    if (trace_.is_open()) {
-        trace_.begin_batch(batch.tokens());
-    }
-}
-
-void run_recorder::record(const layer_report & report) {
-    if (trace_.is_open() && error_.ok()) {
-        error_ = trace_.add(report);
-    }
-    if (observer_) {
-        call_observer(report);
-    }
-}
-
 static std::vector<float> norms_of_rows(const ggml_tensor * tensor, size_t n_rows) {
     std::vector<float> row(tensor->ne[0]);
     std::vector<float> norms;
@@ -140,7 +126,10 @@ static std::vector<float> norms_of_rows(const ggml_tensor * tensor, size_t n_row
     return norms;
 }
 
-void run_recorder::call_observer(const layer_report & report) const {
+void layer_observer::tell(const layer_report & report) const {
+    if (!call) {
+        return;
+    }
     const layer_routing & routing = report.routing;
     std::vector<int32_t>  sequences;
     std::vector<int32_t>  positions;
@@ -167,7 +156,7 @@ void run_recorder::call_observer(const layer_report & report) const {
     event.precisions         = precisions.data();
     event.router_input       = input.empty() ? nullptr : input.data();
     event.output_norms       = norms.data();
-    observer_(&event, user_data_);
+    call(&event, user_data);
 }
 
 } // namespace hobbit

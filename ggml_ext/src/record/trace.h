@@ -42,12 +42,15 @@ class trace_writer {
     // Begins a new turn of the sequence. A token at position 0 begins one without this call.
     void begin_sequence(int32_t sequence) { turns_.erase(sequence); }
 
-    // Announces the batch that the next calls of add belong to.
+    // Announces the batch that the next calls of add belong to. A no-op if not open.
     void begin_batch(const std::vector<batch_info::row> & tokens);
 
     // Adds a layer, whose tokens are of the batch and in its order. Buffered: a full disk may cause an error in a later
-    // call. All calls repeat the first error. REQUIRES: open.
+    // call. All calls repeat the first error. A no-op if not open.
     status add(const layer_report & report);
+
+    // The first error of writing.
+    const status & error() const { return file_.error(); }
 
     // Hands all data to the operating system, or returns the first error. A no-op if not open.
     status close() { return file_.close(); }
@@ -76,34 +79,12 @@ class trace_writer {
     std::vector<token>            batch_;
 };
 
-// Passes the executor's reports on to a trace file and to an observer.
-//
-// Thread-safety: none.
-class run_recorder {
-  public:
-    status open_trace(const std::string & path, const expert_index & index) { return trace_.open(path, index); }
+// A caller's observer; see hobbit_set_observer.
+struct layer_observer {
+    hobbit_observer call      = nullptr; // null: nobody observes
+    void *          user_data = nullptr;
 
-    void set_observer(hobbit_observer observer, void * user_data);
-
-    bool is_listening() const { return trace_.is_open() || observer_; }
-
-    void begin_sequence(int32_t sequence) { trace_.begin_sequence(sequence); }
-    void begin_batch(const batch_info & batch);
-    void record(const layer_report & report);
-
-    // The first error of writing the trace.
-    const status & error() const { return error_; }
-
-    // Completes the trace.
-    status close() { return trace_.close(); }
-
-  private:
-    void call_observer(const layer_report & report) const;
-
-    trace_writer    trace_;
-    status          error_;
-    hobbit_observer observer_  = nullptr;
-    void *          user_data_ = nullptr;
+    void tell(const layer_report & report) const;
 };
 
 } // namespace hobbit

@@ -102,10 +102,10 @@ TEST_CASE("what a file does not have is not read ahead of the first token") {
 
 TEST_CASE("a trace names the size of the best version that a layer has") {
     const model_on_disk m = partial();
-    run_recorder        recorder;
+    trace_writer        trace;
     const std::string   path = m.dir.path("trace.csv");
-    REQUIRE(recorder.open_trace(path, m.index).ok());
-    REQUIRE(recorder.close().ok());
+    REQUIRE(trace.open(path, m.index).ok());
+    REQUIRE(trace.close().ok());
     const std::string text = temp_dir::read(path);
     CHECK(text.find("# layer=0 expert_bytes=" + std::to_string(3 * 64 * 32 * 2)) != std::string::npos);
     CHECK(text.find("# layer=1 expert_bytes=" + std::to_string(3 * 64 * 32 / 32 * 18)) != std::string::npos);
