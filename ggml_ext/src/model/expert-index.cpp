@@ -230,12 +230,10 @@ static status check_low(const expert_index & index, const std::string & path) {
     return {};
 }
 
-static const registered_format complete("1", [](const format_options &) {
-    return std::make_unique<tier_format>(tier_format{ tier_id::high, "complete", check_low });
-});
+static const registered_format complete("1", nullptr, { tier_id::high, "complete", check_low });
 
-// Reads the format of the tiers that a file declares; null: none are declared.
-static status read_format(const gguf_file & file, std::unique_ptr<tier_format> & of_file) {
+// Reads the format of the tiers that a file declares, if any are declared.
+static status read_format(const gguf_file & file, tier_format & of_file) {
     const char *                  path = file.path().c_str();
     std::vector<std::string_view> names;
     if (!file.find_strings("hobbit.tiers", names)) {
@@ -248,8 +246,8 @@ static status read_format(const gguf_file & file, std::unique_ptr<tier_format> &
     }
     double version = 0;
     file.find_number("hobbit.version", version);
-    of_file = registered_format::make({ format("%g", version) });
-    if (!of_file) {
+    of_file = registered_format::traits(format("%g", version));
+    if (!of_file.check) {
         std::string known;
         for (const std::string & name : registered_format::names()) {
             known += (known.empty() ? "" : " and ") + name;
@@ -265,10 +263,10 @@ static status read_format(const gguf_file & file, std::unique_ptr<tier_format> &
         const char * wanted;
         std::string  found; // at first what stands for an absent key
     };
-    const bool is_usual = of_file->base == tier_id::high;
+    const bool is_usual = of_file.base == tier_id::high;
     key_text   texts[]  = { { "hobbit.tier.low.kind", "complete", "" },
-                            { "hobbit.tier.high.kind", of_file->high, "complete" },
-                            { "hobbit.base_tier", tier_name(of_file->base), is_usual ? "high" : "" } };
+                            { "hobbit.tier.high.kind", of_file.high, "complete" },
+                            { "hobbit.base_tier", tier_name(of_file.base), is_usual ? "high" : "" } };
     for (auto & [key, wanted, found] : texts) {
         file.find_string(key, found);
         if (found != wanted) {
@@ -282,14 +280,14 @@ static status read_format(const gguf_file & file, std::unique_ptr<tier_format> &
 status expert_index::add_tiers(const std::vector<gguf_file> & files) {
     for (uint32_t i = 0; i < files.size(); i++) {
         HOBBIT_TRY(read_format(files[i], format_));
-        if (!format_) {
+        if (!format_.check) {
             continue;
         }
         n_tiers_                                = TIERS.size();
         const std::vector<layer_locations> base = std::move(locations_[tier_id::high]);
         for (const tier_id tier : TIERS) {
             locations_[tier] = base;
-            for (layer_id l = 0; l < layers_.size() && tier != format_->base; l++) {
+            for (layer_id l = 0; l < layers_.size() && tier != format_.base; l++) {
                 for (std::vector<part_location> & experts : locations_[tier][l]) {
                     experts.assign(experts.size(), {});
                 }
@@ -298,7 +296,7 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
             HOBBIT_TRY(is_tier_tensor(t.name) ? add_group(files[i], i, t) : status());
         }
-        return format_->check(*this, files[i].path());
+        return format_.check(*this, files[i].path());
     }
     return {};
 }
@@ -309,7 +307,7 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
     const std::string     stem = tensor.name.substr(0, tensor.name.find('.', tensor.name.find("ffn_")));
     const expert_tensor * of   = find_tensor(stem + ".weight");
     const tier_id         tier = name.tier == tier_name(tier_id::low) ? tier_id::low : tier_id::high;
-    if (name.tier != tier_name(tier) || tier == format_->base || !of) {
+    if (name.tier != tier_name(tier) || tier == format_.base || !of) {
         return status::error("'%s': tensor '%s' belongs to no expert tensor of the model, or to no further tier",
                              file.path().c_str(), tensor.name.c_str());
     }
@@ -355,9 +353,8 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
 //
 
 serving expert_index::serving() const {
-    return format_ && format_->served
-               ? [this](expert_id id, precision given) { return format_->served(*this, id, given); }
-               : hobbit::serving();
+    return format_.served ? [this](expert_id id, precision given) { return format_.served(*this, id, given); }
+                          : hobbit::serving();
 }
 
 uint32_t expert_index::n_held(tier_id tier, layer_id first, layer_id last) const {

@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -130,7 +129,7 @@ class expert_index {
     std::vector<std::string>               files_;
     std::vector<layer_shape>               layers_;
     per_tier<std::vector<layer_locations>> locations_; // [tier][layer]
-    std::unique_ptr<tier_format>           format_;    // null: no further tier
+    tier_format                            format_;    // without a check: no further tier
     embedding_table                        embedding_;
     std::vector<std::string>               stored_keys_;
     stored_settings                        stored_;

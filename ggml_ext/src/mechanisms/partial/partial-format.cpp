@@ -30,8 +30,6 @@ static precision at_best(const expert_index & index, expert_id id, precision giv
 }
 
 // The high tier lacks experts, and the low one has them all.
-const registered_format partial("3", [](const format_options &) {
-    return std::make_unique<tier_format>(tier_format{ tier_id::low, "partial", check_high, at_best });
-});
+const registered_format partial("3", nullptr, { tier_id::low, "partial", check_high, at_best });
 
 } // namespace hobbit
