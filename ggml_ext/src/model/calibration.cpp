@@ -96,19 +96,19 @@ status calibration::read(const std::string & model_path, const expert_index & in
         return damaged("");
     }
     HOBBIT_TRY(check_sizes(file, model_path, index));
-    if (file.find_ints("hobbit.expert_uses", uses) &&
+    if (file.find_array("hobbit.expert_uses", uses) &&
         (uses.size() != index.n_layers() * index.n_experts() ||
          std::any_of(uses.begin(), uses.end(), [](int32_t n) { return n < 0; }))) {
         return damaged(": it does not count the uses of this model's experts");
     }
-    if (file.find_ints("hobbit.paths", paths) &&
+    if (file.find_array("hobbit.paths", paths) &&
         !each_path(paths, index.experts_by_layer(), [](const stored_path &) {})) {
         return damaged(": its activation paths are not of this model's experts");
     }
-    if (file.find_floats("hobbit.low_costs", low_costs)) {
+    if (file.find_array("hobbit.low_costs", low_costs)) {
         file.find_string(file.has("hobbit.costs_rule") ? "hobbit.costs_rule" : "hobbit.rule", costs_rule);
     }
-    file.find_floats("hobbit.skip_costs", skip_costs);
+    file.find_array("hobbit.skip_costs", skip_costs);
     settings = find_settings(file, setting_keys);
     return {};
 }

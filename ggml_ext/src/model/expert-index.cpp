@@ -320,7 +320,7 @@ status expert_index::add_group(const gguf_file & file, uint32_t file_number, con
         for (uint32_t e = 0; e < shape.n_experts; e++) {
             experts.push_back(e);
         }
-    } else if (!file.find_ints(key, experts)) {
+    } else if (!file.find_array(key, experts)) {
         return status::error("'%s': %s must be an array of 32-bit integers", file.path().c_str(), key.c_str());
     }
     if (!is_expert_stack(tensor) || tensor.ne[0] != base.n_in || tensor.ne[1] != base.n_out ||

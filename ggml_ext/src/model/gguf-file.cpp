@@ -179,25 +179,6 @@ bool gguf_file::find_strings(const std::string & key, std::vector<std::string_vi
     return id >= 0;
 }
 
-template <typename T>
-bool gguf_file::find_array(const std::string & key, int type, std::vector<T> & values) const {
-    const int64_t id = find(key, GGUF_TYPE_ARRAY, type);
-    if (id < 0) {
-        return false;
-    }
-    const T * data = static_cast<const T *>(gguf_get_arr_data(gguf_.get(), id));
-    values.assign(data, data + gguf_get_arr_n(gguf_.get(), id));
-    return true;
-}
-
-bool gguf_file::find_ints(const std::string & key, std::vector<int32_t> & values) const {
-    return find_array(key, GGUF_TYPE_INT32, values);
-}
-
-bool gguf_file::find_floats(const std::string & key, std::vector<float> & values) const {
-    return find_array(key, GGUF_TYPE_FLOAT32, values);
-}
-
 std::string first_part(const std::string & path) {
     static const std::regex name("(.*)-00001-of-(\\d{5})\\.gguf");
     fs::path                at = path;

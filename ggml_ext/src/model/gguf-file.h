@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace hobbit {
@@ -40,17 +41,23 @@ class gguf_file {
     bool find_u64(const std::string & key, uint64_t & value) const;
     bool find_string(const std::string & key, std::string & value) const;
     bool find_strings(const std::string & key, std::vector<std::string_view> & values) const; // in the file's memory
-    bool find_ints(const std::string & key, std::vector<int32_t> & values) const;
-    bool find_floats(const std::string & key, std::vector<float> & values) const;
+
+    // 32-bit integers or floats, as T is.
+    template <typename T>
+    bool find_array(const std::string & key, std::vector<T> & values) const {
+        const int64_t id = find(key, GGUF_TYPE_ARRAY, std::is_integral_v<T> ? GGUF_TYPE_INT32 : GGUF_TYPE_FLOAT32);
+        if (id >= 0) {
+            const auto * data = static_cast<const T *>(gguf_get_arr_data(gguf_.get(), id));
+            values.assign(data, data + gguf_get_arr_n(gguf_.get(), id));
+        }
+        return id >= 0;
+    }
 
   private:
     status read_header(std::string_view data);
 
     // -1: there is none. element: type of an array's elements
     int64_t find(const std::string & key, int type, int element = GGUF_TYPE_COUNT) const;
-
-    template <typename T>
-    bool find_array(const std::string & key, int type, std::vector<T> & values) const;
 
     std::string                                             path_;
     uint64_t                                                size_ = 0;

@@ -118,11 +118,11 @@ TEST_CASE("a key is found only as what it is") {
     CHECK_FALSE(file.find_strings("ints", texts));
     CHECK_FALSE(file.find_strings("text", texts));
 
-    CHECK(file.find_ints("ints", ints));
+    CHECK(file.find_array("ints", ints));
     CHECK(ints == std::vector<int32_t>{ 1, 2 });
-    CHECK_FALSE(file.find_ints("texts", ints));
-    CHECK_FALSE(file.find_ints("u64", ints));
-    CHECK(file.find_ints("none", ints));
+    CHECK_FALSE(file.find_array("texts", ints));
+    CHECK_FALSE(file.find_array("u64", ints));
+    CHECK(file.find_array("none", ints));
     CHECK(ints.empty());
 }
 
