@@ -257,18 +257,14 @@ static std::vector<float> sum(const float * x, size_t n, const std::vector<float
     return out;
 }
 
-// One token's choice of experts by a router with these outputs.
+// One token's choice of experts by a router with these outputs. Weights are not normalised.
 void router_predictor::choose(const router & r, const float * outputs, layer_routing & to) {
     std::vector<float> p = sum(outputs, r.n_experts, r.bias);
     gate(p, r.gating);
-    std::vector<float> weights;
     for (const int32_t e : top_k(sum(p.data(), p.size(), r.selection_bias), size_t(to.n_used))) {
         to.experts.push_back(e);
-        weights.push_back(p[size_t(e)]);
+        to.weights.push_back(p[size_t(e)]);
     }
-    std::vector<double> normalized(weights.size());
-    normalize_weights(weights.data(), weights.size(), normalized.data());
-    to.weights.insert(to.weights.end(), normalized.begin(), normalized.end());
 }
 
 // The layers of n_ahead that are known, up to the first one that is not.
@@ -301,6 +297,7 @@ status router_predictor::predict(const layer_routing & running, uint32_t n_ahead
             choose(routers_[to.layer], &outputs_[row * n_experts_], to);
         }
     }
+    std::for_each(predictions.begin(), predictions.end(), normalize);
     return {};
 }
 
