@@ -191,7 +191,6 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
         layers_.push_back(layer.first);
         locations_[tier_id::high].push_back(std::move(layer.second));
     }
-    n_tiers_ = layers_.empty() ? 0 : 1;
     return {};
 }
 
@@ -283,7 +282,6 @@ status expert_index::add_tiers(const std::vector<gguf_file> & files) {
         if (!format_.check) {
             continue;
         }
-        n_tiers_                                = TIERS.size();
         const std::vector<layer_locations> base = std::move(locations_[tier_id::high]);
         for (const tier_id tier : TIERS) {
             locations_[tier] = base;

@@ -54,8 +54,8 @@ class expert_index {
     size_t                n_layers() const { return layers_.size(); }
     std::vector<layer_id> layers() const; // all
     const layer_shape &   layer(layer_id i) const { return layers_[i]; }
-    uint32_t              n_tiers() const { return n_tiers_; }
-    std::vector<tier_id>  tiers() const { return { TIERS.begin(), TIERS.begin() + n_tiers_ }; }
+    uint32_t              n_tiers() const { return layers_.empty() ? 0 : format_.check ? TIERS.size() : 1; }
+    std::vector<tier_id>  tiers() const { return { TIERS.begin(), TIERS.begin() + n_tiers() }; }
     uint32_t              n_experts() const;                                 // the largest of any layer
     std::vector<uint32_t> experts_by_layer() const;                          // [layer] how many it has
     uint32_t              n_experts_used() const { return n_experts_used_; } // a token's, the largest of any layer
@@ -137,7 +137,6 @@ class expert_index {
     std::string                            architecture_;
     uint32_t                               n_experts_used_ = 0;
     uint32_t                               width_          = 0;
-    uint32_t                               n_tiers_        = 0;
     uint64_t                               model_bytes_    = 0;
 };
 
