@@ -13,7 +13,8 @@ resident_set::resident_set(std::vector<uint32_t> numbers, uint32_t n_experts, ti
                            const slot_numbers & n_slots, const slot_classes & classes, uint32_t n_used,
                            cache_policy & policy) :
     classes_(std::move(numbers)),
-    policy_(policy.make_pool(tier)),
+    policy_(policy),
+    tier_(tier),
     entries_(classes_.size(), n_experts),
     n_begun_(n_slots.size(), 0),
     held_(classes_.size(), 0) {
@@ -29,7 +30,7 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
     slot_numbers & free = free_[classes_[id.layer]];
     if (free.empty()) {
         expert_id victim;
-        if (!pick_victim(id.layer, running, how, victim) || (how == pressure::polite && !policy_->admits(id, victim))) {
+        if (!pick_victim(id.layer, running, how, victim) || (how == pressure::polite && !policy_.admits(id, victim))) {
             return false;
         }
         erase(victim);
@@ -44,7 +45,7 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
     free.pop_back();
     residents_.push_back(id);
     held_[id.layer]++;
-    policy_->on_insert(id);
+    e.inserted = policy_.on_insert(id);
     return true;
 }
 
@@ -71,18 +72,18 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
             candidates_.clear();
         }
         if (order == first) {
-            candidates_.push_back({ id, e.touched });
+            candidates_.push_back({ id, e.touched, e.inserted });
         }
     }
     if (candidates_.empty()) {
         return false;
     }
     for (candidate & c : candidates_) { // once each: the values of the random policy change
-        c.value = policy_->value(c.id, running);
+        c.value = policy_.value(c.id, tier_, running);
     }
     const bool are_duplicates = first % PROTECTED == DUPLICATE;
     victim =
-        are_duplicates ? std::max_element(candidates_.begin(), candidates_.end())->id : policy_->victim(candidates_);
+        are_duplicates ? std::max_element(candidates_.begin(), candidates_.end())->id : policy_.victim(candidates_);
     return true;
 }
 

@@ -5,7 +5,6 @@
 #include "policy/cache-policy.h"
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 namespace hobbit {
@@ -82,14 +81,16 @@ class resident_set {
         bool     is_protected = false;
         bool     is_duplicate = false;
         uint64_t touched      = 0;
+        uint64_t inserted     = 0; // see candidate
     };
 
     uint32_t order_of(expert_id id, const entry & e, layer_id layer) const;
     bool     pick_victim(layer_id layer, layer_id running, pressure how, expert_id & victim);
 
-    const std::vector<uint32_t>  classes_; // [layer]
-    std::vector<uint32_t>        quotas_;  // [class]
-    std::unique_ptr<pool_policy> policy_;
+    const std::vector<uint32_t> classes_; // [layer]
+    std::vector<uint32_t>       quotas_;  // [class]
+    cache_policy &              policy_;
+    const tier_id               tier_;
 
     expert_table<entry>       entries_;
     std::vector<expert_id>    residents_;

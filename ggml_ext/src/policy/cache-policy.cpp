@@ -82,12 +82,4 @@ void token_memory::add_similarity(expert_id id, double weight, std::vector<float
     }
 }
 
-bool pool_policy::admits(expert_id newcomer, expert_id victim) {
-    return policy_.admits(newcomer, victim);
-}
-
-double pool_policy::value(expert_id id, layer_id running) const {
-    return policy_.value(id, tier_, running);
-}
-
 } // namespace hobbit

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -47,44 +46,15 @@ struct policy_options {
 struct candidate {
     expert_id id;
     uint64_t  touched;     // rises with each insert or use in the pool
-    double    value = 0.0; // see pool_policy
+    uint64_t  inserted;    // the number that on_insert gave
+    double    value = 0.0; // see cache_policy
 
     bool operator<(const candidate & o) const { return std::tie(value, touched) < std::tie(o.value, o.touched); }
 };
 
-class cache_policy;
-
-// The eviction order of one pool, the slots of a tier on one device. The pool reports every insert. By default the
-// cache's policy tells what it admits, and the value of each expert: the least valuable candidate is the victim.
-class pool_policy {
-  public:
-    // The policy must outlive the object.
-    pool_policy(cache_policy & policy, tier_id tier) : policy_(policy), tier_(tier) {}
-
-    virtual ~pool_policy() = default;
-
-    virtual void on_insert(expert_id) {}
-
-    // Returns true if the newcomer may take the victim's slot. The pool asks this for prefetches and other inserts in
-    // the background, and drops them if refused. It never asks for a demand, because the expert is computed from its
-    // slot: a policy that would refuse one makes it the next victim instead.
-    virtual bool admits(expert_id newcomer, expert_id victim);
-
-    // The candidate to evict, of one or more. Unless refused by admits(), it is evicted.
-    virtual expert_id victim(const std::vector<candidate> & candidates) {
-        return std::min_element(candidates.begin(), candidates.end())->id;
-    }
-
-    // The worth of keeping the expert while layer `running` runs, without a unit: only the order counts.
-    double value(expert_id id, layer_id running) const;
-
-  private:
-    cache_policy & policy_;
-    const tier_id  tier_;
-};
-
-// An eviction policy. One object serves all pools of all tiers: it hears the routing of every batch and keeps what the
-// pools have in common. Pure (no clock, lock or I/O), so that the simulator runs the same object as the engine.
+// An eviction policy. One object serves all pools, each the slots of a tier on one device: it hears the routing of
+// every batch and keeps what the pools have in common. By default a pool evicts the least valuable candidate. Pure (no
+// clock, lock or I/O), so that the simulator runs the same object as the engine.
 //
 // Order of calls: begin_sequence before a sequence's first token; for every batch begin_tokens for each of its
 // sequences, then layer by layer on_use for every chosen expert, in the order of experts, before any is loaded.
@@ -103,17 +73,25 @@ class cache_policy {
     // Hits and misses alike.
     virtual void on_use(const expert_usage &) {}
 
-    // See pool_policy. Only a prefetched expert may be unused so far.
+    // The worth of keeping the expert in a pool of the tier while layer `running` runs, without a unit: only the order
+    // counts. Only a prefetched expert may be unused so far.
     virtual double value(expert_id, tier_id, layer_id /* running */) { return 0.0; }
 
-    // See pool_policy.
+    // A pool gives the expert a slot, and keeps the number for the expert's candidate.
+    virtual uint64_t on_insert(expert_id) { return 0; }
+
+    // Returns true if the newcomer may take the victim's slot. A pool asks this for prefetches and other inserts in the
+    // background, and drops them if refused. It never asks for a demand, because the expert is computed from its slot:
+    // a policy that would refuse one makes it the next victim instead.
     virtual bool admits(expert_id /* newcomer */, expert_id /* victim */) { return true; }
+
+    // The candidate to evict, of one or more of one pool. Unless refused by admits(), it is evicted.
+    virtual expert_id victim(const std::vector<candidate> & candidates) {
+        return std::min_element(candidates.begin(), candidates.end())->id;
+    }
 
     // Returns false if a layer may lose all of its experts to others; see resident_set.
     virtual bool has_quotas() const { return true; }
-
-    // The policy of one pool. The object must outlive it.
-    virtual std::unique_ptr<pool_policy> make_pool(tier_id tier) { return std::make_unique<pool_policy>(*this, tier); }
 };
 
 struct policy_traits {

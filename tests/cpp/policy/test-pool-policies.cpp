@@ -3,12 +3,14 @@
 #include "fixtures/policy-pool.h"
 
 // Records the calls. It evicts the least recently touched expert and admits none after M.
-class recording_pool : public pool_policy {
+class recording_policy : public cache_policy {
   public:
-    recording_pool(cache_policy & policy, tier_id tier, std::string & calls) :
-        pool_policy(policy, tier), calls_(calls) {}
+    explicit recording_policy(std::string & calls) : calls_(calls) {}
 
-    void on_insert(expert_id id) override { add('+', id); }
+    uint64_t on_insert(expert_id id) override {
+        add('+', id);
+        return 0;
+    }
 
     bool admits(expert_id newcomer, expert_id victim) override {
         add('?', newcomer);
@@ -20,16 +22,6 @@ class recording_pool : public pool_policy {
     void add(char call, expert_id id) { (calls_ += call) += char('A' + id.expert); }
 
     std::string & calls_;
-};
-
-struct recording_policy : cache_policy {
-    explicit recording_policy(std::string & to) : calls(to) {}
-
-    std::unique_ptr<pool_policy> make_pool(tier_id tier) override {
-        return std::make_unique<recording_pool>(*this, tier, calls);
-    }
-
-    std::string & calls;
 };
 
 TEST_CASE("a pool reports inserts, and asks before a prefetch evicts") {

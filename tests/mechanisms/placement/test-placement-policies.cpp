@@ -66,6 +66,28 @@ TEST_CASE("prompt: an expert keeps its place unless a newcomer has more than 1.0
     }
 }
 
+TEST_CASE("prompt: several pools of one policy have guests of their own") {
+    const auto    policy = make("prompt");
+    one_class_set high(1, 26, tier_id::high, 2, 0, *policy);
+    one_class_set low(1, 26, tier_id::low, 2, 0, *policy);
+    const auto    insert = [](resident_set & set, char letter) {
+        expert_id evicted = expert('.');
+        REQUIRE(set.insert(expert(letter), 0, pressure::urgent, &evicted));
+        return char('A' + evicted.expert);
+    };
+    policy->begin_tokens(0, 2);
+    for (const char letter : { 'A', 'B' }) {
+        policy->on_use({ expert(letter), 0, tier_id::high, 1, 1.0, 1 });
+        CHECK(insert(high, letter) == '.');
+        CHECK(insert(low, letter) == '.');
+    }
+    policy->begin_tokens(0, 1);
+    CHECK(insert(high, 'C') == 'B');
+    CHECK(insert(low, 'D') == 'B');
+    CHECK(insert(high, 'E') == 'C');
+    CHECK(insert(low, 'F') == 'D');
+}
+
 TEST_CASE("prompt: before a prompt, experts that earlier runs used more stay") {
     pool p(make("prompt", { 0.5f, 0.4f, 0.1f }), 2);
     CHECK(p.use_all("ABCABD") == "..B.CB");

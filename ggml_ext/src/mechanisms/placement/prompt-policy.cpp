@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <utility>
 
 namespace hobbit {
 
@@ -26,12 +27,12 @@ class prompt_policy : public cache_policy {
     void begin_sequence(uint32_t sequence) override { prompts_.begin_sequence(sequence); }
 
     void begin_tokens(uint32_t sequence, uint32_t n) override {
-        is_prompt_  = n > 1;
-        n_prompts_ += is_prompt_;
+        const bool follows_prompt = std::exchange(is_prompt_, n > 1);
         if (is_prompt_) {
             in_prompt_.insert(sequence);
         } else {
             in_prompt_.erase(sequence);
+            first_guest_ = follows_prompt ? n_inserts_ + 1 : first_guest_;
         }
         prompts_.begin_tokens(sequence, n);
     }
@@ -49,53 +50,30 @@ class prompt_policy : public cache_policy {
                before / 2.0; // before is at most 1 per token: less than a token of the prompt
     }
 
-    std::unique_ptr<pool_policy> make_pool(tier_id tier) override { return std::make_unique<pool>(*this, tier); }
+    uint64_t on_insert(expert_id) override { return ++n_inserts_; }
+
+    bool admits(expert_id newcomer, expert_id victim) override {
+        return is_prompt_ && value(newcomer, {}, {}) > SWAP_RATIO * value(victim, {}, {});
+    }
+
+    expert_id victim(const std::vector<candidate> & candidates) override {
+        const double least = std::min_element(candidates.begin(), candidates.end())->value;
+        const auto   rank  = [&](const candidate & c) {
+            const bool is_guest = !is_prompt_ && c.inserted >= first_guest_;
+            const bool is_least = c.value <= SWAP_RATIO * least;
+            return std::tuple(is_guest, is_least, c.inserted);
+        };
+        const auto later = [&](const candidate & a, const candidate & b) { return rank(a) < rank(b); };
+        return std::max_element(candidates.begin(), candidates.end(), later)->id;
+    }
 
   private:
-    class pool : public pool_policy {
-      public:
-        pool(prompt_policy & policy, tier_id tier) :
-            pool_policy(policy, tier), prompts_(policy), inserts_(policy.options_.table<insert>()) {}
-
-        void on_insert(expert_id id) override {
-            inserts_[id] = { ++n_inserts_, prompts_.is_prompt_ ? 0 : prompts_.n_prompts_ };
-        }
-
-        bool admits(expert_id newcomer, expert_id victim) override {
-            return prompts_.is_prompt_ && value(newcomer, {}) > SWAP_RATIO * value(victim, {});
-        }
-
-        expert_id victim(const std::vector<candidate> & candidates) override {
-            const double least = std::min_element(candidates.begin(), candidates.end())->value;
-            const auto   rank  = [&](const candidate & c) {
-                const bool is_least = c.value <= SWAP_RATIO * least;
-                return std::tuple(is_guest(c.id), is_least, inserts_[c.id].number);
-            };
-            const auto later = [&](const candidate & a, const candidate & b) { return rank(a) < rank(b); };
-            return std::max_element(candidates.begin(), candidates.end(), later)->id;
-        }
-
-      private:
-        struct insert {
-            uint64_t number = 0;
-            uint64_t after  = 0; // the last prompt, for a generated token; 0: in a prompt, or before the first one
-        };
-
-        // Returns true if it was inserted for a token that was generated after the last prompt.
-        bool is_guest(expert_id id) const {
-            return !prompts_.is_prompt_ && inserts_[id].after > 0 && inserts_[id].after == prompts_.n_prompts_;
-        }
-
-        const prompt_policy & prompts_;
-        expert_table<insert>  inserts_;
-        uint64_t              n_inserts_ = 0;
-    };
-
     const policy_options options_;
-    usage_records        prompts_;           // records of prompt batches only
-    std::set<uint32_t>   in_prompt_;         // sequences whose current batch is of a prompt
-    bool                 is_prompt_ = false; // the current batch, of several sequences the last one's
-    uint64_t             n_prompts_ = 0;     // batches
+    usage_records        prompts_;                  // records of prompt batches only
+    std::set<uint32_t>   in_prompt_;                // sequences whose current batch is of a prompt
+    bool                 is_prompt_   = false;      // the current batch, of several sequences the last one's
+    uint64_t             n_inserts_   = 0;          // in all pools
+    uint64_t             first_guest_ = UINT64_MAX; // first insert for a token generated after the last prompt
 };
 
 const auto registered = registered_policy::of<prompt_policy>("prompt");
