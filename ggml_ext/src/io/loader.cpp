@@ -54,22 +54,11 @@ void loader::join() {
 
 void loader::stop() {
     stop_ = true;
-    disk_.work.notify_all();
-    for (auto & entry : links_) {
-        entry.second.copies.work.notify_all();
-    }
+    each_lane([](lane & l) { l.work.notify_all(); });
 }
 
 loader::link & loader::link_of(ggml_backend_buffer_t buffer) {
     return links_.at(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
-}
-
-std::vector<loader::lane *> loader::lanes() {
-    std::vector<lane *> all = { &disk_ };
-    for (auto & entry : links_) {
-        all.push_back(&entry.second.copies);
-    }
-    return all;
 }
 
 void loader::run(const std::function<void()> & work) {
@@ -274,11 +263,11 @@ void loader::fail(const status & error) {
     if (error_.ok()) {
         error_ = error;
     }
-    for (lane * l : lanes()) {
-        for (const chunk & dropped : l->queue.clear()) {
+    each_lane([&](lane & l) REQUIRES(mutex_) {
+        for (const chunk & dropped : l.queue.clear()) {
             end_chunk(dropped, false);
         }
-    }
+    });
     for (const parked_copy & p : std::exchange(parked_, {})) {
         end_chunk(p.what, false);
     }
@@ -353,9 +342,7 @@ void loader::wake(lane & where, size_t n_chunks) {
 }
 
 void loader::promote(const load_state & state, part_id part) {
-    for (lane * l : lanes()) {
-        wake(*l, l->queue.promote(state, part));
-    }
+    each_lane([&](lane & l) REQUIRES(mutex_) { wake(l, l.queue.promote(state, part)); });
     for (parked_copy & p : parked_) {
         p.urgency = p.what.is_of(state, part) ? load_urgency::demand : p.urgency;
     }
@@ -377,11 +364,11 @@ void loader::abandon(load_state & state) {
 
 // Drops prefetches of `parts`. A part with a chunk read or in flight then counts as failed.
 void loader::drop_prefetches(load_state & state, part_set parts) {
-    for (lane * l : lanes()) {
-        for (const chunk & dropped : l->queue.drop_prefetches(state, parts)) {
+    each_lane([&](lane & l) REQUIRES(mutex_) {
+        for (const chunk & dropped : l.queue.drop_prefetches(state, parts)) {
             end_chunk(dropped, false);
         }
-    }
+    });
     const auto is_dropped = [&](const parked_copy & p) {
         return p.urgency == load_urgency::prefetch && p.what.is_of(state, parts);
     };

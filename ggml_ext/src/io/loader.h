@@ -164,8 +164,16 @@ class loader {
     lane & lane_of(const chunk & c) REQUIRES(mutex_) { return c.source ? link_of(c.to.buffer).copies : disk_; }
     link & link_of(ggml_backend_buffer_t buffer) REQUIRES(mutex_);
 
-    std::vector<lane *> lanes() REQUIRES(mutex_);
-    steady::duration    age_of_oldest_read() const REQUIRES(mutex_);
+    // Calls visit(lane &) for the lanes of the disk and of all links.
+    template <typename Visit>
+    void each_lane(Visit visit) REQUIRES(mutex_) {
+        visit(disk_);
+        for (auto & entry : links_) {
+            visit(entry.second.copies);
+        }
+    }
+
+    steady::duration age_of_oldest_read() const REQUIRES(mutex_);
 
     bool hangs() const REQUIRES(mutex_) { return age_of_oldest_read() >= patience_; }
 
