@@ -93,8 +93,8 @@ std::vector<hobbit_setting_spec> with_number_rows(std::vector<hobbit_setting_spe
 
 // Columns: key, option, type, min, max, default, note on the default, choices, unit, stored, live, replaced by; help.
 // The order is that of the documents.
-const std::vector<hobbit_setting_spec> & core_rows() {
-    static const std::vector<hobbit_setting_spec> rows = with_number_rows({
+std::vector<hobbit_setting_spec> core_rows() {
+    return with_number_rows({
         { "hobbit.memory", "memory", SIZE, 0, MAX_BYTES, NONE, "free memory less 10 %, or 2 GiB by a display", NONE,
           "bytes", false, false, POOLS, "Limit for the whole process, e.g. 8G." },
         { "hobbit.pools", "pools", SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, OTHER_BOUNDS,
@@ -155,8 +155,7 @@ const std::vector<hobbit_setting_spec> & core_rows() {
         { "hobbit.placement", "placement", CHOICE, 0, 0, "measured", NONE, "measured cache layers", NONE, false, false,
           NONE,
           "If RAM and GPU memory hold the model, use the cache, whole layers on the GPU as by llama.cpp's "
-          "--n-cpu-moe, "
-          "or the faster one, measured once." },
+          "--n-cpu-moe, or the faster one, measured once." },
         { "hobbit.enable", NONE, FLAG, 0, 1, "0", NONE, NONE, NONE, false, false, NONE,
           "Use the cache even for a model without a low tier that fits in memory." },
         { "hobbit.calibrated", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
@@ -166,7 +165,6 @@ const std::vector<hobbit_setting_spec> & core_rows() {
         { "hobbit.pack", NONE, FLAG, 0, 1, "1", NONE, NONE, NONE, false, false, NONE,
           "Keep experts in the layout that the CPU multiplies fastest, as llama.cpp does with other weights." },
     });
-    return rows;
 }
 
 const bool is_registered = register_first_settings(core_rows);
@@ -300,7 +298,7 @@ status settings::derive() {
     }
     if (values_.any_given(WEIGHTS)) {
         HOBBIT_TRY(set("hobbit.policy", "hobbit", "as weights are given"));
-        for (const hobbit_setting_spec & row : core_rows()) {
+        for (const hobbit_setting_spec & row : setting_table()) {
             if (find_word(WEIGHTS, row.key) >= 0) {
                 HOBBIT_TRY(set(row.key, 0.0, "as other weights are given"));
             }
