@@ -41,14 +41,11 @@ class registered {
     }
 
     // All registered names, in alphabetical order.
-    static const std::vector<std::string> & names() {
-        static const std::vector<std::string> all = [] {
-            std::vector<std::string> found;
-            for (const auto & each : table()) {
-                found.push_back(each.first);
-            }
-            return found;
-        }();
+    static std::vector<std::string> names() {
+        std::vector<std::string> all;
+        for (const auto & each : table()) {
+            all.push_back(each.first);
+        }
         return all;
     }
 

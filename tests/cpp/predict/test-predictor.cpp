@@ -16,12 +16,12 @@ static std::unique_ptr<predictor> make(const std::string & name, const std::vect
 }
 
 TEST_CASE("predictors are made by name") {
-    for (const std::string & name : registered_predictor::names()) {
+    const std::vector<std::string> names = registered_predictor::names();
+    for (const std::string & name : names) {
         CHECK(make(name, { 4, 4 }));
     }
     CHECK_FALSE(make("none", { 4, 4 }));
-    CHECK(std::count(registered_predictor::names().begin(), registered_predictor::names().end(),
-                     predictor_options().name) == 1);
+    CHECK(std::count(names.begin(), names.end(), predictor_options().name) == 1);
 }
 
 TEST_CASE("repeat names what each layer chose for the previous tokens") {
