@@ -126,11 +126,9 @@ void layer_step::record(const layer_plan & plan, const layer_routing & routing, 
             if (is_new && !is_new(i, precision::low)) {
                 continue; // it has heard of this use, maybe in another precision
             }
-            const uint32_t sequence = sequences[i / routing.n_used];
-            expert_usage & usage =
-                by_sequence
-                    .emplace(sequence, expert_usage{ use.id, sequence, use.tier, 0, 0.0, uint32_t(routing.n_used) })
-                    .first->second;
+            const uint32_t     sequence = sequences[i / routing.n_used];
+            const expert_usage none     = { use.id, sequence, use.tier, 0, 0.0, uint32_t(routing.n_used) };
+            expert_usage &     usage    = by_sequence.emplace(sequence, none).first->second;
             usage.n_tokens++;
             usage.weight += weights[i];
         }
