@@ -11,7 +11,6 @@
 #include "fixtures/temp-dir.h"
 #include "hobbit.h"
 #include "model/expert-index.h"
-#include "model/tier-format.h"
 
 #include <algorithm>
 #include <cinttypes>

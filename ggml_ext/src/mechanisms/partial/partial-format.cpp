@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include "model/expert-index.h"
-#include "model/tier-format.h"
 
 #include <algorithm>
 
