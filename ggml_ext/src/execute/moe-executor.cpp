@@ -48,9 +48,7 @@ status moe_executor::compute(ggml_cgraph * graph, inner_graph & inner, inner_gra
         layer_.ids = nullptr; // the layer is incomplete
         inner.reset();
         inner.measure(false);
-        for (row_source * each : sources_) {
-            each->abandon();
-        }
+        each_source(&row_source::abandon);
         if (cpu) {
             cpu->reset();
         }
@@ -132,9 +130,7 @@ status moe_executor::read_layer(inner_graph & inner) {
     const layer_id      layer      = expert_of(matmul).layer;
     const bool          may_launch = hooks_.empty() && !run_.observer && run_.batch.pass() == batch_pass::only;
     next_layer          next       = { layer_.section, layer, matmul, inner, may_launch };
-    for (row_source * each : sources_) {
-        each->before_routing(next);
-    }
+    each_source(&row_source::before_routing, next);
     const char * bytes = nullptr;
     status       launched;
     const auto   launch = [&] {
@@ -143,9 +139,7 @@ status moe_executor::read_layer(inner_graph & inner) {
     };
     HOBBIT_TRY(read_routing(matmul, layer, layer_.routing, inner, next.wants_input ? &layer_.matmul_input : nullptr,
                             next.also, &bytes, next.ahead ? std::function<void()>(launch) : nullptr));
-    for (row_source * each : sources_) {
-        each->after_routing(next, bytes);
-    }
+    each_source(&row_source::after_routing, next, bytes);
     if (layer_.ahead) {
         stream_.replace_running(layer_.ahead->take_pins(layer_.routing));
         return launched;
@@ -191,9 +185,7 @@ status moe_executor::begin_layer(ggml_cgraph * graph, int first, const stage & s
         HOBBIT_TRY(each->on_routing(routed(graph, first, on)));
     }
     plan();
-    for (row_source * each : sources_) {
-        each->begin_layer(layer_, on.device);
-    }
+    each_source(&row_source::begin_layer, layer_, on.device);
     return stream_.reserve(layer_, on.device);
 }
 
@@ -202,9 +194,7 @@ status moe_executor::begin_section(ggml_cgraph * graph, int first, const inner_g
     layer_.in_section = true;
     layer_.section    = layer_.section.graph ? layer_.section : section_at(graph, first);
     HOBBIT_TRY(layer_.ahead ? status() : on.device.compute()); // it has computed the section's input
-    for (row_source * each : sources_) {
-        each->begin_section(layer_.section, layer_.matmul_input, on.device);
-    }
+    each_source(&row_source::begin_section, layer_.section, layer_.matmul_input, on.device);
     for (const auto & each : hooks_) {
         HOBBIT_TRY(each->before_rest(routed(graph, first, on)));
     }
@@ -245,9 +235,7 @@ void moe_executor::plan() {
     const part_set        parts   = index_.layer(routing.layer).parts;
     const residency       holds   = [&](expert_id id, tier_id tier) { return cache_.holds(id, tier, parts); };
 
-    for (row_source * each : sources_) {
-        each->on_routing(routing);
-    }
+    each_source(&row_source::on_routing, routing);
     if (run_.observer && !is_second()) {
         observe();
     }
@@ -313,9 +301,7 @@ status moe_executor::end_layer(const ggml_tensor * output, const inner_graphs & 
     if (is_observed) {
         run_.observer({ layer_.routing, layer_.plan, layer_.rows, layer_.was_resident, layer_.input, output });
     }
-    for (row_source * each : sources_) {
-        each->end_layer(on.device);
-    }
+    each_source(&row_source::end_layer, on.device);
     return {};
 }
 

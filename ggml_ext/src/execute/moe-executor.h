@@ -78,9 +78,18 @@ class moe_executor {
         host_copy                    matmul_input; // input of the first matmul, for sources
     };
 
-    bool         begins_layer(ggml_cgraph * graph) const;
-    bool         is_done_elsewhere() const;
-    bool         any_source(bool (row_source::*is_so)() const) const;
+    bool begins_layer(ggml_cgraph * graph) const;
+    bool is_done_elsewhere() const;
+    bool any_source(bool (row_source::*is_so)() const) const;
+
+    // Calls one function of all sources.
+    template <typename... Params, typename... Args>
+    void each_source(void (row_source::*call)(Params...), Args &&... args) {
+        for (row_source * each : sources_) {
+            (each->*call)(args...);
+        }
+    }
+
     status       read_layer(inner_graph & inner);
     void         judge_ahead(inner_graph & inner);
     status       run(ggml_cgraph * graph, const inner_graphs & on);
