@@ -127,10 +127,8 @@ status find_compute_devices(const std::string & names, std::vector<ggml_backend_
         return {};
     }
     for (size_t start = 0; start <= names.size();) {
-        const size_t       end    = std::min(names.find(',', start), names.size());
-        ggml_backend_dev_t device = nullptr;
-        HOBBIT_TRY(find_device(names.substr(start, end - start), device));
-        devices.push_back(device);
+        const size_t end = std::min(names.find(',', start), names.size());
+        HOBBIT_TRY(find_device(names.substr(start, end - start), devices.emplace_back()));
         start = end + 1;
     }
     return check_together(devices);
