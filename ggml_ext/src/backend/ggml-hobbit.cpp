@@ -54,6 +54,7 @@ struct ggml_backend_hobbit_device_context {
     ggml_backend_dev_t         compute;
     ggml_backend_buffer_type_t memory;      // buffer type of the device
     ggml_backend_buffer_type   activations; // see activation_type(); unused on the CPU
+    ggml_backend_device        device;      // ggml's, whose context this is
 };
 
 static ggml_backend_hobbit_device_context & device_context(ggml_backend_dev_t dev) {
@@ -349,10 +350,7 @@ static struct ggml_backend_device_i ggml_backend_hobbit_device_i() {
 // registry
 //
 
-struct hobbit_device {
-    ggml_backend_hobbit_device_context context;
-    ggml_backend_device                device;
-};
+using hobbit_device = ggml_backend_hobbit_device_context;
 
 // Devices that some model has asked for, for as long as the process lives. Guarded by devices_mutex().
 static std::vector<hobbit_device *> & devices() {
@@ -398,9 +396,9 @@ static hobbit_device * make_device(ggml_backend_dev_t compute) {
     const bool                 in_host = hobbit::is_host_device(compute);
     const std::string          name    = in_host ? "HOBBIT" : std::string("HOBBIT_") + ggml_backend_dev_name(compute);
     ggml_backend_buffer_type_t memory  = ggml_backend_dev_buffer_type(compute);
-    auto *                     made    = new hobbit_device;
-    made->device                       = { ggml_backend_hobbit_device_i(), ggml_backend_hobbit_reg(), &made->context };
-    made->context = { name, "DISK_" + name, compute, memory, activation_type(memory, &made->device) };
+    auto *                     made    = new hobbit_device{ name, "DISK_" + name, compute, memory, {}, {} };
+    made->device                       = { ggml_backend_hobbit_device_i(), ggml_backend_hobbit_reg(), made };
+    made->activations                  = activation_type(memory, &made->device);
     return made;
 }
 
@@ -412,7 +410,7 @@ ggml_backend_dev_t ggml_backend_hobbit_register(ggml_backend_dev_t compute) {
     {
         std::lock_guard<std::mutex> list_lock(devices_mutex());
         for (hobbit_device * known : devices()) {
-            if (known->context.compute == compute) {
+            if (known->compute == compute) {
                 return &known->device;
             }
         }
