@@ -277,7 +277,9 @@ def measure(job: Job) -> dict[str, Any]:
     longest = max(job.prompts)
     n_ctx = job.depth + min(_MAX_CONTEXT, longest + job.n_warm_up + job.n_tokens)
     libraries = Libraries(job.lib_dir)
+    start = time.perf_counter()
     session = Session(libraries, job, max(longest, n_ctx))
+    load_s = time.perf_counter() - start
     if job.settings.get("hobbit.calibrated"):
         session.await_filled()
     ttft_s, ttft_bytes, crcs = {}, {}, []
@@ -295,6 +297,7 @@ def measure(job: Job) -> dict[str, Any]:
     kept: list[np.ndarray] | None = [] if job.kept else None
     times = decode(session, job.n_tokens, job.seconds, kept)
     result = {
+        "load_s": load_s,
         "ttft_s": ttft_s,
         "ttft_bytes": ttft_bytes,
         "prefill_tokens_per_second": longest / ttft_s[str(longest)],

@@ -422,6 +422,7 @@ def test_a_small_bench_runs_every_arm(tmp_path: Path) -> None:
     for result in results:
         assert result["n_decoded"] == 4
         assert set(result["ttft_s"]) == {"4", "12"}
+        assert result["load_s"] > 0
         assert result["tokens_per_second"] > 0
         if result["limit_bytes"]:
             assert result["peak_bytes"] <= result["limit_bytes"]
