@@ -238,13 +238,9 @@ static std::string configure(const std::string & text) {
         const long        n     = std::atol(value.c_str());
 
         const std::map<std::string, std::function<void()>> known = {
-            { "name", [&] { config.name                 = value; } },
-            { "devices", [&] { config.devices                    = int(n); } },
-            { "events", [&] { config.events                      = n != 0; } },
-            { "one_queue", [&] { config.one_queue                = n != 0; } },
-            { "fused_router", [&] { config.fused_router          = n != 0; } },
-            { "compute", [&] { config.compute                    = n != 0; } },
-            { "memory", [&] { config.memory                      = size_t(n); } },
+            { "name", [&] { config.name                 = value; } },          { "devices", [&] { config.devices                    = int(n); } },
+            { "events", [&] { config.events                      = n != 0; } },     { "one_queue", [&] { config.one_queue                = n != 0; } },
+            { "compute", [&] { config.compute                    = n != 0; } },   { "memory", [&] { config.memory                      = size_t(n); } },
             { "delay_us", [&] { config.delay_us                  = int(n); } },
         };
         if (known.count(name) > 0) {

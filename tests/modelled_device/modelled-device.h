@@ -23,14 +23,13 @@ namespace modelled {
 
 // Names are those of modelled_configure's text.
 struct settings {
-    std::string name         = "CUDA"; // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
-    int         devices      = 1;
-    bool        events       = true;
-    bool        one_queue    = false; // as RPC: all in the order of the calls, nobody waits, no page-locked memory
-    bool        fused_router = false; // as CUDA and Vulkan: of a router's ranking there are the chosen experts alone
-    bool        compute      = true;  // false: graphs are observed, results and large copies stay what they were
-    size_t      memory       = size_t(1) << 30; // bytes of a device
-    int         delay_us     = 0;               // work takes so much longer, so that luck hides no missing wait
+    std::string name      = "CUDA"; // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
+    int         devices   = 1;
+    bool        events    = true;
+    bool        one_queue = false; // as RPC: all in the order of the calls, nobody waits, no page-locked memory
+    bool        compute   = true;  // false: graphs are observed, results and large copies stay what they were
+    size_t      memory    = size_t(1) << 30; // bytes of a device
+    int         delay_us  = 0;               // work takes so much longer, so that luck hides no missing wait
 };
 
 struct bytes {

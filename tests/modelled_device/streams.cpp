@@ -4,7 +4,6 @@
 #include "device-parts.h"
 
 #include <cstdint>
-#include <cstring>
 
 namespace modelled {
 
@@ -76,30 +75,11 @@ static bool stream_copy(ggml_backend_t from, ggml_backend_t to, const ggml_tenso
     return true;
 }
 
-// As CUDA's and Vulkan's routers, which write the chosen experts alone: the rest of a ranking is garbage.
-static void hide_rankings(ggml_cgraph * graph) {
-    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-        const ggml_tensor * chosen = ggml_graph_node(graph, i);
-        const ggml_tensor * all    = chosen->view_src;
-        if (all && all->op == GGML_OP_ARGSORT && chosen->ne[0] < all->ne[0]) {
-            const size_t n_bytes = size_t(chosen->ne[0]) * sizeof(int32_t);
-            for (int64_t row = 0; row < ggml_nrows(all); row++) {
-                std::memset(static_cast<char *>(all->data) + size_t(row) * all->nb[1] + n_bytes, 0xff,
-                            all->nb[1] - n_bytes);
-            }
-        }
-    }
-}
-
 static ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     stream_context & stream = stream_of(backend);
     stream.has_work         = true;
     tell([&](device_observer & o) { o.on_compute(stream.number, graph); });
-    const ggml_status result = config.compute ? ggml_backend_graph_compute(stream.cpu, graph) : GGML_STATUS_SUCCESS;
-    if (config.fused_router && config.compute) {
-        hide_rankings(graph);
-    }
-    return result;
+    return config.compute ? ggml_backend_graph_compute(stream.cpu, graph) : GGML_STATUS_SUCCESS;
 }
 
 static int number_of(ggml_backend_event_t event) {

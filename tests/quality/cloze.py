@@ -81,7 +81,7 @@ ARMS: Arms = {
     "Eq. 2, 0.6 and 1": {**STRICT, "t1": 0.6, "t2": 1.0},
     "rank": {**STRICT, "rule": "rank"},
     "rank, second pass at 0.7": mobile(0.7),
-    "degraded": {**HIGH, "degrade": True},
+    "degraded": {**HIGH, "prefetch": 1, "degrade": True},  # by the routers that prefetch keeps
     "early": EARLY,
 }
 

@@ -34,9 +34,8 @@ def test_single_tokens_load_less_and_differ_and_prompts_are_exact(tiny_gguf: Pat
 
 
 def _on_device(model: Path, **settings: Override) -> Result:
-    """Where the router's ranking has only the chosen experts, as on a GPU."""
     device = {"hobbit.device": "CUDA0", "hobbit.pools": 6 << 20}
-    kind = f"{modelled.DEVICE} {modelled.KINDS['CUDA']} fused_router=1"
+    kind = f"{modelled.DEVICE} {modelled.KINDS['CUDA']}"
     everything = device | {f"hobbit.{name}": value for name, value in settings.items()}
     locks = {"LD_PRELOAD": str(modelled.LOCKS)}
     return logits.run(
@@ -48,7 +47,7 @@ EARLY = [{"mode": "cooperative", "early": True}] if "early" in MECHANISMS else [
 
 
 @pytest.mark.parametrize("gentle", [{"mode": "gpu"}, *EARLY])
-def test_a_fused_router_is_ranked_by_its_copy(tiny_gguf: Path, gentle: dict[str, Override]) -> None:
+def test_a_device_replaces_as_the_cpu_does(tiny_gguf: Path, gentle: dict[str, Override]) -> None:
     exact, on_cpu = (_run(tiny_gguf, 6 << 20, degrade) for degrade in (False, True))
     degraded = _on_device(tiny_gguf, degrade=True, prefetch=1, **gentle)
     assert degraded.stats["selections_replaced"] > on_cpu.stats["selections_replaced"] / 3
@@ -59,7 +58,7 @@ def test_a_fused_router_is_ranked_by_its_copy(tiny_gguf: Path, gentle: dict[str,
     np.testing.assert_array_equal(degraded.logits["prompt"], exact.logits["prompt"])
 
 
-def test_a_fused_router_without_prefetch_is_declined(tiny_gguf: Path) -> None:
+def test_without_prefetch_nothing_is_ranked(tiny_gguf: Path) -> None:
     declined = _on_device(tiny_gguf, degrade=True, prefetch=0)
     assert declined.stats["selections_replaced"] == 0
     assert "no missing expert is replaced (hobbit.degrade)" in declined.log

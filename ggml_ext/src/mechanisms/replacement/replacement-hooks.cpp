@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include "doors/layer-hooks.h"
-#include "ggml-backend.h"
 #include "ggml-impl.h"
 #include "graph/routing.h"
 #include "mechanisms/replacement/replacement-settings.h"
@@ -54,45 +53,6 @@ std::vector<int32_t> replace_missing(const rule_input & in, const std::vector<in
     return served;
 }
 
-//
-// ranking
-//
-
-// Returns true if it holds each expert once, and begins with those chosen.
-static bool is_ranking(const int32_t * experts, size_t n_experts, const int32_t * chosen, size_t n_used) {
-    std::vector<bool> seen(n_experts, false);
-    for (size_t i = 0; i < n_experts; i++) {
-        const int32_t e = experts[i];
-        if (e < 0 || size_t(e) >= n_experts || seen[size_t(e)] || (i < n_used && e != chosen[i])) {
-            return false;
-        }
-        seen[size_t(e)] = true;
-    }
-    return true;
-}
-
-// All experts as the router ranked them, best first, [token][expert]: the chosen ones are a view of these. Empty if the
-// tensor is not at hand: the ids were copied to another device, or the device's router writes the chosen ones alone.
-static std::vector<int32_t> read_ranking(const ggml_tensor * matmul, const layer_routing & routing,
-                                         inner_graph & inner) {
-    const ggml_tensor * all       = matmul->src[2]->view_src;
-    const auto          n_experts = size_t(matmul->src[0]->ne[2]);
-    if (!all || all->type != GGML_TYPE_I32 || !ggml_is_contiguous(all) || size_t(all->ne[0]) != n_experts ||
-        ggml_nrows(all) != routing.n_tokens) {
-        return {};
-    }
-    std::vector<int32_t> ranking(size_t(ggml_nelements(all)));
-    ggml_backend_tensor_get(all, ranking.data(), 0, ggml_nbytes(all));
-    inner.count_copy(ggml_nbytes(all));
-    for (int64_t t = 0; t < routing.n_tokens; t++) {
-        if (!is_ranking(&ranking[size_t(t) * n_experts], n_experts, &routing.experts[size_t(t * routing.n_used)],
-                        size_t(routing.n_used))) {
-            return {};
-        }
-    }
-    return ranking;
-}
-
 // Returns true if only the matmuls depend on the expert that serves a row, and no bias or scale does.
 static bool can_replace(ggml_cgraph * graph, int first, part_set all) {
     const ggml_tensor * ids     = ggml_graph_node(graph, first)->src[2];
@@ -113,7 +73,8 @@ static bool can_replace(ggml_cgraph * graph, int first, part_set all) {
 
 namespace {
 
-// Replaces missing experts of generated tokens.
+// Replaces missing experts of generated tokens. They are ranked by the router's copy in the predictor, since a GPU's
+// own router writes the chosen ones alone; its half precision may change the order of neighbours.
 class replacement_hooks final : public layer_hooks {
   public:
     explicit replacement_hooks(const hook_parts & parts) : parts_(parts) {}
@@ -125,13 +86,14 @@ class replacement_hooks final : public layer_hooks {
             n_missing(routing) < 2) { // the best of a token is fetched
             return {};
         }
-        if (can_replace(layer.graph, layer.first, parts_.index.layer(routing.layer).parts)) {
-            HOBBIT_TRY(rank(layer));
+        const ggml_tensor * input = layer.router_input;
+        if (parts_.ahead && input && parts_.ahead->accepts(input) &&
+            can_replace(layer.graph, layer.first, parts_.index.layer(routing.layer).parts)) {
+            HOBBIT_TRY(parts_.ahead->rank(routing, input, layer.device.backend(), ranking_));
         }
         if (ranking_.empty() && !is_declined_) {
-            GGML_LOG_WARN("hobbit: no missing expert is replaced (hobbit.degrade): the router's ranking is not at hand "
-                          "on this device, which takes prefetch with the predictor 'router', or experts have biases "
-                          "or scales of their own\n");
+            GGML_LOG_WARN("hobbit: no missing expert is replaced (hobbit.degrade): that takes prefetch with the "
+                          "predictor 'router', and experts without biases or scales of their own\n");
             is_declined_ = true;
         }
         return {};
@@ -155,21 +117,8 @@ class replacement_hooks final : public layer_hooks {
         });
     }
 
-    // Ranks by the router, or by its copy in the predictor, whose half precision may change the order of neighbours.
-    status rank(const routed_layer & layer) {
-        const ggml_tensor * input = layer.router_input;
-        if (!is_hidden_) {
-            ranking_   = read_ranking(ggml_graph_node(layer.graph, layer.first), layer.routing, layer.device);
-            is_hidden_ = ranking_.empty();
-        }
-        return is_hidden_ && parts_.ahead && input && parts_.ahead->accepts(input)
-                   ? parts_.ahead->rank(layer.routing, input, layer.device.backend(), ranking_)
-                   : status();
-    }
-
     const hook_parts     parts_;
     std::vector<int32_t> ranking_;             // ranking of the layer that begins; empty: nothing is replaced
-    bool                 is_hidden_   = false; // the device's router does not write it
     bool                 is_declined_ = false; // a warning has said that it cannot
 };
 
