@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace hobbit {
 
@@ -74,25 +75,29 @@ bool cpu_rows::can_share(const layer_section & section, const layer_routing & ro
 // copies of what the section reads
 //
 
-void cpu_rows::fetch(const host_copy & known, inner_graph & device) {
-    std::vector<const ggml_tensor *> wanted;
-    const auto                       want = [&](const ggml_tensor * input) {
-        const bool is_new = inputs_.try_emplace(input).second;
-        if (input == known.tensor) {
-            inputs_[input] = known.bytes;
-        } else if (is_new) {
-            wanted.push_back(input);
-        }
-    };
-    for (const ggml_tensor * node : nodes_) {
+std::vector<const ggml_tensor *> cpu_rows::inputs_of(const std::vector<const ggml_tensor *> & nodes) {
+    std::vector<const ggml_tensor *> inputs;
+    for (const ggml_tensor * node : nodes) {
         for (size_t i = 0; i < n_row_sources(node); i++) {
-            const ggml_tensor * source = row_source(node, i);
-            if (std::find(nodes_.begin(), nodes_.end(), root_of(source)) == nodes_.end()) {
-                want(source);
+            const ggml_tensor * source  = row_source(node, i);
+            const bool          is_made = std::find(nodes.begin(), nodes.end(), root_of(source)) != nodes.end();
+            if (!is_made && std::find(inputs.begin(), inputs.end(), source) == inputs.end()) {
+                inputs.push_back(source);
             }
         }
+    }
+    return inputs;
+}
+
+void cpu_rows::fetch(const host_copy & known, inner_graph & device) {
+    std::vector<const ggml_tensor *> wanted = inputs_of(nodes_);
+    if (const auto at = std::find(wanted.begin(), wanted.end(), known.tensor); at != wanted.end()) {
+        inputs_[known.tensor] = known.bytes;
+        wanted.erase(at);
+    }
+    for (const ggml_tensor * node : nodes_) {
         if (node->op == GGML_OP_ADD_ID) {
-            want(node->src[1]);
+            wanted.push_back(node->src[1]);
         }
     }
     if (wanted.empty()) {
@@ -104,9 +109,9 @@ void cpu_rows::fetch(const host_copy & known, inner_graph & device) {
     }
 }
 
-void cpu_rows::begin(const layer_section & section, const layer_routing & routing,
+void cpu_rows::begin(std::vector<const ggml_tensor *> nodes, const layer_routing & routing,
                      const std::vector<const planned_use *> & uses, const host_copy & known, inner_graph & device) {
-    nodes_   = nodes_of(section);
+    nodes_   = std::move(nodes);
     routing_ = &routing;
     uses_.clear();
     rows_.clear();

@@ -30,9 +30,12 @@ class cpu_rows {
     // Returns true if the rows of every tensor that the section computes are independent of each other.
     static bool can_share(const layer_section & section, const layer_routing & routing);
 
-    // Copies the section's inputs but for `known`. REQUIRES: can_share, and the device has computed these inputs. The
-    // uses belong to the layer. Routing must live until copy_back.
-    void begin(const layer_section & section, const layer_routing & routing,
+    // The tensors with rows that the section's nodes read and do not compute.
+    static std::vector<const ggml_tensor *> inputs_of(const std::vector<const ggml_tensor *> & nodes);
+
+    // Copies the inputs of the section's nodes but for `known`. REQUIRES: can_share, and the device has computed these
+    // inputs. The uses belong to the layer. Nodes and routing must live until copy_back.
+    void begin(std::vector<const ggml_tensor *> nodes, const layer_routing & routing,
                const std::vector<const planned_use *> & uses, const host_copy & known, inner_graph & device);
 
     // The rows of the outer tensors. REQUIRES: begin

@@ -80,7 +80,7 @@ void cpu_share::begin_section(const layer_section & section, const host_copy & k
         for (const planned_use * use : pinned_) {
             host_.request(use->id, use->tier, parts_);
         }
-        rows_.begin(section, *routing_, pinned_, known, device);
+        rows_.begin(nodes_of(section), *routing_, pinned_, known, device);
         if (is_whole && is_ready(*pinned_.front())) {
             source_->took(rows_.adopt(*ready()));
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "base/status.h"
 #include "doors/layer-hooks.h"
-#include "ggml-cpp.h"
 #include "graph/lazy-backend.h"
+#include "graph/row-copies.h"
 #include "mechanisms/early/early-settings.h"
 #include "offload/cpu-rows.h"
 #include "offload/cpu-share.h"
@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -23,87 +22,45 @@ namespace {
 
 // A copy of a section that computes one token, and outlives the outer graph. Its tensors have no memory. Biases are the
 // outer graph's tensors, which belong to the model.
-class section_copy {
-  public:
+struct section_copy {
+    row_copies                       copies;
+    std::vector<const ggml_tensor *> nodes;
+    const ggml_tensor *              input = nullptr;
+
     // Null if the section reads more than one row of input.
     static std::unique_ptr<section_copy> make(const layer_section & section) {
-        std::unique_ptr<section_copy> made(new section_copy(section));
-        const ggml_tensor *           input = made->input_;
-        const bool                    is_row =
-            made->n_inputs_ == 1 && input->type == GGML_TYPE_F32 && ggml_nrows(input) == 1 && ggml_is_contiguous(input);
-        return is_row ? std::move(made) : nullptr;
+        const std::vector<const ggml_tensor *> outer  = nodes_of(section);
+        const std::vector<const ggml_tensor *> inputs = cpu_rows::inputs_of(outer);
+        const ggml_tensor *                    input  = inputs.front();
+        if (inputs.size() > 1 || ggml_nrows(input) != 1 || !ggml_is_contiguous(input)) {
+            return nullptr;
+        }
+        auto made = std::make_unique<section_copy>();
+        made->copies.begin(outer.size(), outer.front()->ne[1], 1);
+        made->input             = made->stand_in(input);
+        ggml_tensor * const ids = made->stand_in(outer.front()->src[2]);
+        for (const ggml_tensor * node : outer) {
+            if (node->op == GGML_OP_ADD_ID) {
+                made->copies.set(node->src[1], node->src[1]);
+            }
+            ggml_tensor * copy = made->copies.repeat(node);
+            if (node->op == GGML_OP_MUL_MAT_ID) {
+                copy->src[0] = made->stand_in(node->src[0]);
+                copy->src[2] = ids;
+            }
+            made->nodes.push_back(copy);
+        }
+        return made;
     }
-
-    const ggml_tensor * input() const { return input_; }
-
-    layer_section section() const { return { graph_, 0, ggml_graph_n_nodes(graph_) }; }
 
   private:
-    explicit section_copy(const layer_section & section) {
-        const size_t n = size_t(section.end - section.first);
-        ctx_.reset(ggml_init({ 3 * n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr,
-                               /* .no_alloc = */ true }));
-        graph_ = ggml_new_graph_custom(ctx_.get(), n, false);
-        for (int i = section.first; i < section.end; i++) {
-            copies_[ggml_graph_node(section.graph, i)] = nullptr;
-        }
-        for (int i = section.first; i < section.end; i++) {
-            ggml_graph_add_node(graph_, copy(ggml_graph_node(section.graph, i)));
-        }
-    }
-
-    // The copy has no buffer: its `extra` names layer and part of an expert's weights.
-    ggml_tensor * duplicate(const ggml_tensor * t) {
-        ggml_tensor * same = ggml_new_tensor(ctx_.get(), t->type, GGML_MAX_DIMS, t->ne);
-        same->extra        = t->extra;
-        std::memcpy(same->nb, t->nb, sizeof(same->nb));
-        return copies_[t] = same;
-    }
-
-    ggml_tensor * copy(const ggml_tensor * node) {
-        if (copies_[node]) {
-            return copies_[node];
-        }
-        ggml_tensor * same = duplicate(node);
-        same->op           = node->op;
-        same->flags        = node->flags;
-        std::memcpy(same->op_params, node->op_params, sizeof(same->op_params));
-        if (node->view_src) {
-            same->view_src  = source(node->view_src);
-            same->view_offs = node->view_offs;
-        }
-        const bool is_matmul = node->op == GGML_OP_MUL_MAT_ID;
-        const bool is_bias   = node->op == GGML_OP_ADD_ID;
-        for (int i = 0; i < (is_matmul ? 3 : GGML_MAX_SRC); i++) {
-            if (is_matmul && i == 0) {
-                same->src[i] = duplicate(node->src[i]);
-            } else if (is_bias && i == 1) {
-                same->src[i] = node->src[i]; // the model's
-            } else if (node->src[i]) {
-                same->src[i] = (is_matmul || is_bias) && i == 2 ? ids(node->src[i]) : source(node->src[i]);
-            }
-        }
+    // A tensor of the same shape. The `extra` of an expert's weights names layer and part.
+    ggml_tensor * stand_in(const ggml_tensor * outer) {
+        ggml_tensor * same = ggml_dup_tensor(copies.ctx(), outer);
+        same->extra        = outer->extra;
+        copies.set(outer, same);
         return same;
     }
-
-    // The experts that compute are set anew each time.
-    ggml_tensor * ids(const ggml_tensor * t) { return copies_.count(t) > 0 ? copies_[t] : duplicate(t); }
-
-    ggml_tensor * source(const ggml_tensor * t) {
-        const auto found = copies_.find(t);
-        if (found != copies_.end()) {
-            return found->second ? found->second : copy(t);
-        }
-        n_inputs_++;
-        return input_ = duplicate(t);
-    }
-
-    ggml_context_ptr ctx_;
-    ggml_cgraph *    graph_;
-    ggml_tensor *    input_    = nullptr;
-    int              n_inputs_ = 0;
-
-    std::map<const ggml_tensor *, ggml_tensor *> copies_; // [outer]; null: of the section, not copied yet
 };
 
 // DAOP's pre-calculation (DATE 2025, section IV-C). While a layer runs for a single token, a thread computes the
@@ -161,7 +118,7 @@ class early_rows final : public layer_hooks, public ready_rows {
         }
         const section_copy & copy = *sections_[next];
         const ggml_tensor *  read = ggml_graph_node(layer.graph, layer.first)->src[1];
-        if (ggml_nbytes(router_input) != ggml_nbytes(copy.input()) || ggml_nbytes(read) != ggml_nbytes(router_input)) {
+        if (ggml_nbytes(router_input) != ggml_nbytes(copy.input) || ggml_nbytes(read) != ggml_nbytes(router_input)) {
             return {};
         }
         set_n_threads(layer.cpu);
@@ -181,8 +138,8 @@ class early_rows final : public layer_hooks, public ready_rows {
             release();
             return {};
         }
-        const host_copy input = { copy.input(), { bytes, bytes + ggml_nbytes(router_input) } };
-        rows_.begin(copy.section(), predictions_.front(), uses, input, layer.device);
+        const host_copy input = { copy.input, { bytes, bytes + ggml_nbytes(router_input) } };
+        rows_.begin(copy.nodes, predictions_.front(), uses, input, layer.device);
         const status s = rows_.begin_next(cpu_.inner());
         if (!s.ok()) {
             release();
