@@ -279,14 +279,18 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     return {};
 }
 
-status hobbit_model::set_router(uint32_t block, const hobbit_router & router) {
-    mutex_lock lock(mutex_);
-    const auto layer = find_layer(index_, block);
-    for (size_t i = 0; i < engines_.size() && layer && !prepared_; i++) {
-        predictor * ahead = engines_[i]->ahead().ahead;
-        HOBBIT_TRY(ahead && engines_[i]->n_layers() > 0 ? ahead->set_router(*layer, router) : status());
-    }
-    return {};
+bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct hobbit_router * router, char * err,
+                       size_t err_size) {
+    return report_call("cannot keep the routers for prefetch", err, err_size, [&]() -> status {
+        mutex_lock lock(model->mutex_);
+        const auto layer = find_layer(model->index_, block);
+        for (size_t i = 0; i < model->engines_.size() && layer && !model->prepared_; i++) {
+            device_engine & engine = *model->engines_[i];
+            predictor *     ahead  = engine.ahead().ahead;
+            HOBBIT_TRY(ahead && engine.n_layers() > 0 ? ahead->set_router(*layer, *router) : status());
+        }
+        return {};
+    });
 }
 
 //
@@ -324,21 +328,29 @@ status hobbit_model::set_costs(std::vector<float> low, std::vector<float> skip) 
     return costs_.set(std::move(low), std::move(skip), uint32_t(index_.n_layers()), index_.n_experts());
 }
 
-status hobbit_model::change_settings(const hobbit_setting * changes, size_t n_changes) {
-    mutex_lock lock(mutex_);
-    settings   changed;
-    HOBBIT_TRY(try_changes(changes, n_changes, changed));
-    precision_ = text_of(changed.rule(), changed.thresholds());
-    settings_  = changed;
-    if (run_) {
-        run_->thresholds.set(settings_.thresholds());
-    }
-    return {};
+bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * changes, size_t n_changes, char * err,
+                            size_t err_size) {
+    return report_call("cannot change the settings", err, err_size, [&]() -> status {
+        mutex_lock lock(model->mutex_);
+        settings   changed;
+        HOBBIT_TRY(model->try_changes(changes, n_changes, changed));
+        model->precision_ = text_of(changed.rule(), changed.thresholds());
+        model->settings_  = changed;
+        if (model->run_) {
+            model->run_->thresholds.set(changed.thresholds());
+        }
+        return {};
+    });
 }
 
-void hobbit_model::describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const {
-    mutex_lock lock(mutex_);
-    settings_.describe(rows, n_rows);
+void hobbit_get_settings(const hobbit_model * model, struct hobbit_resolved_setting * rows, size_t n_rows) {
+    std::fill_n(rows, n_rows, hobbit_resolved_setting{});
+    try {
+        mutex_lock lock(model->mutex_);
+        model->settings_.describe(rows, n_rows);
+    } catch (const std::exception &) {
+        // they stay without values
+    }
 }
 
 bool hobbit_model::end_reads() {
@@ -353,33 +365,38 @@ void hobbit_model::unref() {
     }
 }
 
-double hobbit_model::oldest_read() const {
-    if (!is_placed_) {
+double hobbit_oldest_read(const hobbit_model * model) {
+    if (!model->is_placed_) {
         return 0.0;
     }
-    const auto of_rows = rows_ ? rows_->oldest_read() : std::chrono::milliseconds(0);
-    return std::chrono::duration<double>(std::max(loader_->oldest_read(), of_rows)).count();
+    const auto of_rows = model->rows_ ? model->rows_->oldest_read() : std::chrono::milliseconds(0);
+    return std::chrono::duration<double>(std::max(model->loader_->oldest_read(), of_rows)).count();
 }
 
-void hobbit_model::layer_uses(uint64_t * hits, uint64_t * misses, size_t n_layers) const {
-    const size_t n_known = is_placed_ ? stats_.layers.size() : 0;
+void hobbit_get_layer_uses(const hobbit_model * model, uint64_t * hits, uint64_t * misses, size_t n_layers) {
+    const auto & layers  = model->stats_.layers;
+    const size_t n_known = model->is_placed_ ? layers.size() : 0;
     for (size_t i = 0; i < n_layers; i++) {
-        hits[i]   = i < n_known ? stats_.layers[i].hits.load() : 0;
-        misses[i] = i < n_known ? stats_.layers[i].misses.load() : 0;
+        hits[i]   = i < n_known ? layers[i].hits.load() : 0;
+        misses[i] = i < n_known ? layers[i].misses.load() : 0;
     }
 }
 
-status hobbit_model::check() const {
-    mutex_lock lock(mutex_);
-    return error_;
+bool hobbit_check(const hobbit_model * model, char * err, size_t err_size) {
+    return report_call("cannot compute experts", err, err_size, [&] {
+        mutex_lock lock(model->mutex_);
+        return model->error_;
+    });
 }
 
-void hobbit_model::set_observer(hobbit_observer observer, void * user_data) {
-    mutex_lock lock(mutex_);
-    observer_ = { observer, user_data };
-    if (run_) {
-        set_reporting();
-    }
+void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data) {
+    model->guard([&] {
+        mutex_lock lock(model->mutex_);
+        model->observer_ = { observer, user_data };
+        if (model->run_) {
+            model->set_reporting();
+        }
+    });
 }
 
 // Reports cost time: only where somebody listens. REQUIRES: the layers are placed
@@ -432,21 +449,25 @@ hobbit_info hobbit_model::info() const {
     return i;
 }
 
-bool hobbit_model::device_info(size_t i, hobbit_device_info & info) const {
-    mutex_lock lock(mutex_);
-    if (i >= engines_.size()) {
+bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info) {
+    mutex_lock lock(model->mutex_);
+    if (i >= model->engines_.size()) {
         return false;
     }
-    info = engines_[i]->info(slots_.devices[i]);
+    *info = model->engines_[i]->info(model->slots_.devices[i]);
     return true;
 }
 
-bool hobbit_model::latency(size_t device, size_t i, hobbit_latency & found) const {
-    mutex_lock lock(mutex_);
-    const auto all = device < engines_.size() ? engines_[device]->latencies() : std::vector<hobbit_latency>();
-    if (i >= all.size()) {
+bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i, struct hobbit_latency * latency) {
+    try {
+        mutex_lock   lock(model->mutex_);
+        const auto & engines = model->engines_;
+        const auto   all     = device < engines.size() ? engines[device]->latencies() : std::vector<hobbit_latency>();
+        if (i < all.size()) {
+            *latency = all[i];
+        }
+        return i < all.size();
+    } catch (const std::exception &) {
         return false;
     }
-    found = all[i];
-    return true;
 }

@@ -43,54 +43,36 @@ struct hobbit_context {
 };
 
 // One opened model. It owns the index, the loader, the policy and the counters, of which a model has one each, the
-// engines of all devices, and their next-level cache in host memory.
+// engines of all devices, and their next-level cache in host memory. Functions of hobbit.h are its methods: files of
+// this folder define them, and to all others it is a split_runner.
 //
-// Thread-safety: all methods may be called from any thread, except place_layers and ~hobbit_model. mutex_ guards what
-// changes after place_layers. A context's batch holds the model from begin_batch to end_batch: computations of other
-// threads, and batches of other contexts, wait for its end.
+// Thread-safety: all functions may be called from any thread, except place_layers and ~hobbit_model. mutex_ guards what
+// changes after place_layers. A context's batch holds the model from hobbit_begin_batch to hobbit_end_batch:
+// computations of other threads, and batches of other contexts, wait for its end.
 struct hobbit_model final : public hobbit::split_runner {
-  public:
     // Leaves the model null, without an error, if llama.cpp should load the file as usual.
     static hobbit::status open(const std::string & path, const hobbit_setting * given, size_t n_given,
                                std::unique_ptr<hobbit_model> & model);
-
-    // See hobbit_resolve_settings.
-    static hobbit::status resolve(const char * path, const hobbit_setting * given, size_t n_given,
-                                  hobbit_resolved_setting * rows, size_t n_rows);
-
     ~hobbit_model();
 
-    //
-    // For the model loader, see hobbit.h
-    //
+    // See hobbit.h.
+    static hobbit::status resolve(const char * path, const hobbit_setting * given, size_t n_given,
+                                  hobbit_resolved_setting * rows, size_t n_rows);
+    hobbit::status        place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
+    hobbit::status        plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
+    hobbit::status        set_costs(std::vector<float> low, std::vector<float> skip);
+    hobbit_info           info() const; // allocates nothing: it cannot fail
 
-    void           set_experts_used(const uint32_t * of, size_t n_blocks) { index_.set_experts_used(of, n_blocks); }
-    void           set_run_blocks(uint32_t n_blocks) { index_.set_run_blocks(n_blocks); }
-    hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
-
-    // REQUIRES: the layers are placed
-    ggml_backend_buffer_type_t buffer_type(int32_t block) const { return engine_of(block).buffer_type(); }
-    hobbit::status             set_router(uint32_t block, const hobbit_router & router);
-    void                       set_snapshot_size(uint64_t bytes) { snapshot_ = bytes; }
-    hobbit::status             plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
-
-    //
-    // For contexts
-    //
-
-    hobbit::status open_context(uint64_t model_bytes, uint32_t n_batch, std::unique_ptr<hobbit_context> & context);
-    void           close_context(const hobbit_context & context);
-    void           begin_batch(const hobbit_context & context, uint32_t n_tokens, const int32_t * sequences,
-                               const int32_t * positions, const int8_t * outputs, bool can_repeat);
-    void           end_batch(const hobbit_context & context);
-    bool           is_draft(const hobbit_context & context) const;
-    bool repeats_batch(const hobbit_context & context, const float * logits, uint32_t n_rows, uint32_t n_vocab);
-    void begin_sequence(const hobbit_context & context, int32_t sequence);
-    hobbit::status change_settings(const hobbit_context & context, int32_t sequence, const hobbit_setting * changes,
-                                   size_t n_changes);
-
-    // See hobbit_sequence_precision.
-    hobbit_precision precision(const hobbit_context & context, int32_t sequence) const;
+    // Calls a function that has no error of its own; what it throws is an error of the next computation.
+    template <typename F>
+    void guard(F function) noexcept {
+        try {
+            function();
+        } catch (const std::exception & e) {
+            hobbit::mutex_lock lock(mutex_);
+            keep(e);
+        }
+    }
 
     //
     // For the backend
@@ -107,41 +89,8 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::status look_up(ggml_tensor * lookup) override;
 
     //
-    // Changing and observing
+    // Parts that the functions of hobbit.h use
     //
-
-    hobbit::status change_settings(const hobbit_setting * changes, size_t n_changes);
-    void           describe_settings(hobbit_resolved_setting * rows, size_t n_rows) const; // see hobbit_get_settings
-    hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
-    hobbit::status check() const;
-    void           set_observer(hobbit_observer observer, void * user_data);
-    double         oldest_read() const;
-    hobbit_info    info() const; // allocates nothing: it cannot fail
-
-    // The i-th device; false if there are fewer.
-    bool device_info(size_t i, hobbit_device_info & info) const;
-
-    // See hobbit_get_latency.
-    bool latency(size_t device, size_t i, hobbit_latency & found) const;
-
-    // See hobbit_get_layer_uses.
-    void layer_uses(uint64_t * hits, uint64_t * misses, size_t n_layers) const;
-
-    const hobbit::stats & counters() const { return stats_; }
-
-    // Calls a function that has no error of its own; what it throws is an error of the next computation.
-    template <typename F>
-    void guard(F function) noexcept {
-        try {
-            function();
-        } catch (const std::exception & e) {
-            hobbit::mutex_lock lock(mutex_);
-            keep(e);
-        }
-    }
-
-  private:
-    hobbit_model() = default;
 
     // Slots of all pools, as planned or allocated.
     struct model_slots {
@@ -178,6 +127,7 @@ struct hobbit_model final : public hobbit::split_runner {
     template <typename F>
     hobbit::status run(F computation);
     void           keep(const std::exception & e) noexcept REQUIRES(mutex_);
+    void           await_others() REQUIRES(mutex_);
     void           release() REQUIRES(mutex_);
     void           start_sequence(int32_t sequence) REQUIRES(mutex_);
     hobbit::status try_changes(const hobbit_setting * changes, size_t n_changes, hobbit::settings & changed) const

@@ -221,25 +221,37 @@ status hobbit_model::prepare(uint64_t model_bytes, uint32_t n_batch) {
     return {};
 }
 
-status hobbit_model::open_context(uint64_t model_bytes, uint32_t n_batch, std::unique_ptr<hobbit_context> & context) {
-    mutex_lock lock(mutex_);
-    HOBBIT_TRY(prepared_ ? check_further_context(model_bytes) : prepare(model_bytes, n_batch));
-    int32_t number = 0;
-    while (contexts_.count(number) > 0) {
-        number++;
-    }
-    std::unique_ptr<hobbit_context> opened(new hobbit_context{ this, number });
-    contexts_.insert(number);
-    ref();
-    context = std::move(opened);
-    return {};
+bool hobbit_open_context(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, hobbit_context ** context,
+                         char * err, size_t err_size) {
+    *context = nullptr;
+    return report_call("cannot allocate expert pools", err, err_size, [&]() -> status {
+        mutex_lock lock(model->mutex_);
+        HOBBIT_TRY(model->prepared_ ? model->check_further_context(model_bytes) : model->prepare(model_bytes, n_batch));
+        int32_t number = 0;
+        while (model->contexts_.count(number) > 0) {
+            number++;
+        }
+        std::unique_ptr<hobbit_context> opened(new hobbit_context{ model, number });
+        model->contexts_.insert(number);
+        model->ref();
+        *context = opened.release();
+        return {};
+    });
 }
 
-void hobbit_model::close_context(const hobbit_context & context) {
-    mutex_lock lock(mutex_);
-    if (holder_ == &context) {
-        release();
+void hobbit_close_context(hobbit_context * context) {
+    if (!context) {
+        return;
     }
-    run_->thresholds.clear(context.global(0), context.global(hobbit_context::MAX_SEQUENCES));
-    contexts_.erase(context.number);
+    hobbit_model & m = *context->model;
+    {
+        mutex_lock lock(m.mutex_);
+        if (m.holder_ == context) {
+            m.release();
+        }
+        m.run_->thresholds.clear(context->global(0), context->global(hobbit_context::MAX_SEQUENCES));
+        m.contexts_.erase(context->number);
+    }
+    delete context;
+    m.unref();
 }

@@ -69,11 +69,11 @@ bool hobbit_is_tier_tensor(const char * name) {
 }
 
 void hobbit_set_experts_used(hobbit_model * model, const uint32_t * of_blocks, size_t n_blocks) {
-    model->guard([&] { model->set_experts_used(of_blocks, n_blocks); });
+    model->guard([&] { model->index_.set_experts_used(of_blocks, n_blocks); });
 }
 
 void hobbit_set_run_blocks(hobbit_model * model, uint32_t n_blocks) {
-    model->guard([&] { model->set_run_blocks(n_blocks); });
+    model->guard([&] { model->index_.set_run_blocks(n_blocks); });
 }
 
 bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * const * devices, size_t n_devices,
@@ -83,21 +83,15 @@ bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * cons
 }
 
 struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block) {
-    return model->buffer_type(block);
+    return model->engine_of(block).buffer_type();
 }
 
 struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block) {
-    return ggml_backend_dev_buffer_type(model->buffer_type(block)->device);
-}
-
-bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct hobbit_router * router, char * err,
-                       size_t err_size) {
-    return report_call("cannot keep the routers for prefetch", err, err_size,
-                       [&] { return model->set_router(block, *router); });
+    return ggml_backend_dev_buffer_type(hobbit_buffer_type(model, block)->device);
 }
 
 void hobbit_set_snapshot_size(hobbit_model * model, uint64_t bytes) {
-    model->set_snapshot_size(bytes);
+    model->snapshot_ = bytes;
 }
 
 size_t hobbit_check_header(const char * path, const char * data, size_t n_data, uint64_t size,
@@ -131,69 +125,8 @@ bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_ba
 }
 
 //
-// contexts
+// settings and counters
 //
-
-bool hobbit_open_context(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, hobbit_context ** context,
-                         char * err, size_t err_size) {
-    std::unique_ptr<hobbit_context> opened;
-    const bool                      ok = report_call("cannot allocate expert pools", err, err_size,
-                                                     [&] { return model->open_context(model_bytes, n_batch, opened); });
-    *context                           = opened.release();
-    return ok;
-}
-
-void hobbit_close_context(hobbit_context * context) {
-    if (context) {
-        context->model->close_context(*context);
-        context->model->unref();
-        delete context;
-    }
-}
-
-void hobbit_begin_batch(hobbit_context * context, uint32_t n_tokens, const int32_t * sequences,
-                        const int32_t * positions, const int8_t * outputs, bool can_repeat) {
-    context->model->guard(
-        [&] { context->model->begin_batch(*context, n_tokens, sequences, positions, outputs, can_repeat); });
-}
-
-void hobbit_end_batch(hobbit_context * context) {
-    context->model->end_batch(*context);
-}
-
-bool hobbit_is_draft(const hobbit_context * context) {
-    return context->model->is_draft(*context);
-}
-
-bool hobbit_repeats_batch(hobbit_context * context, const float * logits, uint32_t n_rows, uint32_t n_vocab) {
-    bool repeats = true; // an error fails the second pass
-    context->model->guard([&] { repeats = context->model->repeats_batch(*context, logits, n_rows, n_vocab); });
-    return repeats;
-}
-
-void hobbit_begin_sequence(hobbit_context * context, int32_t sequence) {
-    context->model->guard([&] { context->model->begin_sequence(*context, sequence); });
-}
-
-//
-// changing and observing
-//
-
-bool hobbit_change_settings(hobbit_model * model, const struct hobbit_setting * changes, size_t n_changes, char * err,
-                            size_t err_size) {
-    return report_call("cannot change the settings", err, err_size,
-                       [&] { return model->change_settings(changes, n_changes); });
-}
-
-bool hobbit_change_sequence_settings(hobbit_context * context, int32_t sequence, const struct hobbit_setting * changes,
-                                     size_t n_changes, char * err, size_t err_size) {
-    return report_call("cannot change the settings", err, err_size,
-                       [&] { return context->model->change_settings(*context, sequence, changes, n_changes); });
-}
-
-struct hobbit_precision hobbit_sequence_precision(const hobbit_context * context, int32_t sequence) {
-    return context->model->precision(*context, sequence);
-}
 
 struct hobbit_precision hobbit_full_precision(void) {
     return rule_numbers().c();
@@ -213,50 +146,18 @@ bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * se
                        [&] { return hobbit_model::resolve(path, settings, n_settings, rows, n_rows); });
 }
 
-void hobbit_get_settings(const hobbit_model * model, struct hobbit_resolved_setting * rows, size_t n_rows) {
-    std::fill_n(rows, n_rows, hobbit_resolved_setting{});
-    value_or(false, [&] {
-        model->describe_settings(rows, n_rows);
-        return true;
-    });
-}
-
 bool hobbit_set_costs(hobbit_model * model, const float * low, const float * skip, size_t n, char * err,
                       size_t err_size) {
     return report_call("cannot keep the costs", err, err_size,
                        [&] { return model->set_costs({ low, low + n }, { skip, skip + n }); });
 }
 
-bool hobbit_check(const hobbit_model * model, char * err, size_t err_size) {
-    return report_call("cannot compute experts", err, err_size, [&] { return model->check(); });
-}
-
-void hobbit_set_observer(hobbit_model * model, hobbit_observer observer, void * user_data) {
-    model->guard([&] { model->set_observer(observer, user_data); });
-}
-
-double hobbit_oldest_read(const hobbit_model * model) {
-    return model->oldest_read();
-}
-
 void hobbit_get_info(const hobbit_model * model, struct hobbit_info * info) {
     *info = model->info();
 }
 
-bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_device_info * info) {
-    return model->device_info(i, *info);
-}
-
-bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i, struct hobbit_latency * latency) {
-    return value_or(false, [&] { return model->latency(device, i, *latency); });
-}
-
 void hobbit_get_counters(const hobbit_model * model, double * values, size_t n_values) {
     for (size_t i = 0; i < n_values && hobbit_counter_at(i); i++) {
-        values[i] = model->counters().value(i);
+        values[i] = model->stats_.value(i);
     }
-}
-
-void hobbit_get_layer_uses(const hobbit_model * model, uint64_t * hits, uint64_t * misses, size_t n_layers) {
-    model->layer_uses(hits, misses, n_layers);
 }
