@@ -39,9 +39,9 @@ class Fault:
     """A text that a file has once, and what stands for it, where is_fault(NAME) says whether it is wanted.
 
     new: "" leaves the statements of the text out.
-    found: words of the report where it shows; "": it is a condition, or part of the fault before it.
-    beside: conditions in which it shows.  memory: bytes above the least budget.  size: of experts, see
-    modelled.on.
+    found: words of the report, or of the error, where it shows; "": it is a condition, or part of the fault
+    before it.  beside: conditions in which it shows.  memory: bytes above the least budget.
+    size: of experts, see modelled.on.
     """
 
     name: str
@@ -84,14 +84,14 @@ FAULTS = [
         f"{SOURCES}/graph/inner-graph.cpp",
         "    } else {\n        ggml_backend_synchronize(backend_);",
         "    } else if (!is_fault(NAME)) {\n        ggml_backend_synchronize(backend_);",
-        found=r"the target of a copy of ffn_moe_topk-\d by stream \d+ of device 0 is touched by thread 0",
+        found="the router chose expert -1 of",
         beside=(OWN_QUEUES,),
     ),
     Fault(
         "the event behind the router's choice is not waited for",
         f"{SOURCES}/graph/inner-graph.cpp",
         "        ggml_backend_event_synchronize(copied_.get());",
-        found=r"the target of a copy of ffn_moe_topk-\d by stream \d+ of device 0 is touched by thread 0",
+        found="the router chose expert -1 of",
         size=modelled.QUANTIZED,
     ),
     Fault(

@@ -8,7 +8,6 @@
 #include "modelled-device.h"
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -17,7 +16,6 @@
 #include <functional>
 #include <map>
 #include <string_view>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
 
@@ -86,15 +84,6 @@ static size_t hash_of(bytes range) {
 
 static constexpr char NOT_YET = char(0xff); // numbers are then -1, and floats no numbers
 
-// Whole pages; only page-locked memory consists of such.
-static void protect(const copy & c, int how) {
-    const uintptr_t page  = uintptr_t(sysconf(_SC_PAGESIZE));
-    const uintptr_t first = uintptr_t(c.target.data) / page * page;
-    if (c.is_pinned && c.way == direction::to_host) {
-        mprotect(reinterpret_cast<void *>(first), uintptr_t(c.target.data) + c.target.size - first, how);
-    }
-}
-
 static std::string copy_name(const copy & c) {
     return std::string("a copy of ") + (*c.tensor ? c.tensor : "a tensor without a name");
 }
@@ -123,7 +112,6 @@ class order_face : public device_observer {
 
     void on_copy(const copy & c) override {
         n_copies_++;
-        protect(c, PROT_READ | PROT_WRITE);
         const access by = access_of(doer(c.stream), copy_name(c));
         if (c.way != direction::to_device) {
             read(c.source, by);
@@ -152,7 +140,6 @@ class order_face : public device_observer {
                 pending_.erase(before); // this one takes its place
             }
             pending_.push_back({ by, c, 0, std::move(taken) });
-            protect(c, PROT_NONE);
         }
     }
 
@@ -208,24 +195,6 @@ class order_face : public device_observer {
     }
 
     vector_clock & lock(const void * address) { return locks_[address]; }
-
-    // Returns true if it was a page of ours, which can be read now.
-    bool on_fault(const char * address) {
-        const char * page  = address - uintptr_t(address) % uintptr_t(sysconf(_SC_PAGESIZE));
-        bool         found = false;
-        for (const pending & p : pending_) {
-            const bytes & to = p.what.target;
-            if (p.what.is_pinned && p.taken.size() > 0 && to.data < page + sysconf(_SC_PAGESIZE) &&
-                page < to.data + to.size) {
-                protect(p.what, PROT_READ | PROT_WRITE);
-                found = true;
-            }
-            if (found && to.data <= address && address < to.data + to.size) {
-                error("the target of " + *p.by.what + " is touched by " + thread().name + " before its end");
-            }
-        }
-        return found;
-    }
 
   private:
     int make_actor(const std::string & name, int device) {
@@ -357,7 +326,6 @@ class order_face : public device_observer {
             return;
         }
         const bytes & to = p.what.target;
-        protect(p.what, PROT_READ | PROT_WRITE);
         if (std::any_of(to.data, to.data + to.size, [](char c) { return c != NOT_YET; })) {
             error("the target" + of + " changed before its end");
         }
@@ -405,24 +373,8 @@ static const lock_listener listener = {
     },
 };
 
-static struct sigaction other_faults;
-
-static void heed_fault(int number, siginfo_t * info, void * context) {
-    const std::unique_lock<std::mutex> lock(device_lock(), std::try_to_lock); // held: it is a fault of ours
-    const bool found = lock.owns_lock() && face->on_fault(static_cast<const char *>(info->si_addr));
-    if (!found && (other_faults.sa_flags & SA_SIGINFO)) {
-        other_faults.sa_sigaction(number, info, context);
-    } else if (!found) {
-        sigaction(SIGSEGV, &other_faults, nullptr);
-    }
-}
-
 order_face::order_face() {
-    face                    = this;
-    struct sigaction faults = {};
-    faults.sa_sigaction     = heed_fault;
-    faults.sa_flags         = SA_SIGINFO;
-    sigaction(SIGSEGV, &faults, &other_faults);
+    face             = this;
     const auto locks = static_cast<const lock_listener **>(dlsym(RTLD_DEFAULT, "modelled_locks"));
     if (locks) {
         *locks = &listener;
