@@ -153,11 +153,7 @@ void hobbit_model::start() {
         for (const uint32_t i : layer_engines_) {
             ahead.push_back(engines_[i]->ahead());
         }
-        rule_options predicted = rule();
-        if (!registered_rule::traits(predicted.name).is_predictable) {
-            predicted.name = "gate";
-        }
-        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, n_ahead, registered_rule::make(predicted),
+        prefetcher_ = std::make_unique<prefetcher>(index_, ahead, n_ahead, registered_rule::make(rule()),
                                                    run_->thresholds, run_->batch, stats_);
         prefetcher_->set_trials(settings_.flag("hobbit.prefetch_trials"));
     }

@@ -30,8 +30,8 @@ static rule_numbers of_bits(double low_bits, bool is_fast) {
     return t;
 }
 
-rule_traits threshold_traits(const char * help, double own_value, bool is_predictable) {
-    return { help, "hobbit.t1 hobbit.t2", false, is_predictable, own_value, asks_for_low, low_demand, of_bits };
+rule_traits threshold_traits(const char * help, double own_value) {
+    return { help, "hobbit.t1 hobbit.t2", false, own_value, asks_for_low, low_demand, of_bits };
 }
 
 precision of_score(double score, const rule_numbers & thresholds) {
@@ -43,34 +43,25 @@ precision of_score(double score, const rule_numbers & thresholds) {
     return t2 >= 1.0 || score <= t2 ? precision::low : precision::skip;
 }
 
-void score_experts(const float * weights, size_t n, const rule_numbers & thresholds, precision * out) {
-    if (thresholds.all_high() || !ranks_experts(weights, n)) {
-        std::fill(out, out + n, precision::high);
-        return;
-    }
-    const double sum = std::accumulate(weights, weights + n, 0.0);
-
-    double score = 0.0; // score of the first one, which is always high
-    for (const size_t i : by_weight(weights, n)) {
-        out[i]  = of_score(score, thresholds);
-        score  += weights[i] / sum;
-    }
-}
-
 namespace {
 
+// Eq. 2 of HOBBIT. A token's experts are ranked by weight. An expert's score is the sum of the normalised weights
+// ranked before it: up to t1 the expert is high, up to t2 low, and above t2 it is skipped. The first one is always
+// high.
 class gate_rule : public precision_rule {
   public:
     explicit gate_rule(const rule_options &) {}
 
-    std::vector<precision> decide(const rule_input & in) override {
-        const layer_routing &  routing = in.routing;
-        std::vector<precision> out(routing.experts.size(), precision::high);
-        for (int64_t t = 0; t < routing.n_tokens && !routing.weights.empty(); t++) {
-            const int64_t first = t * routing.n_used;
-            score_experts(&routing.weights[first], routing.n_used, in.thresholds[t], &out[first]);
+  private:
+    void decide_token(const rule_input & in, size_t first, precision * out) override {
+        const auto    n       = size_t(in.routing.n_used);
+        const float * weights = &in.routing.weights[first];
+        const double  sum     = std::accumulate(weights, weights + n, 0.0);
+        double        score   = 0.0;
+        for (const size_t i : by_weight(weights, n)) {
+            out[i]  = of_score(score, in.thresholds[first / n]);
+            score  += weights[i] / sum;
         }
-        return out;
     }
 };
 
@@ -79,25 +70,22 @@ class random_rule : public precision_rule {
   public:
     explicit random_rule(const rule_options &) {}
 
-    std::vector<precision> decide(const rule_input & in) override {
+  private:
+    void decide_token(const rule_input & in, size_t first, precision * out) override {
+        const auto                             n      = size_t(in.routing.n_used);
+        const rule_numbers &                   shares = in.thresholds[first / n];
         std::uniform_real_distribution<double> uniform;
-        std::vector<precision>                 out;
-        for (size_t i = 0; i < in.routing.experts.size(); i++) {
-            const rule_numbers & shares = in.thresholds[i / size_t(in.routing.n_used)];
-            const double         u      = uniform(generator_);
-            out.push_back(u < shares[t1_number]   ? precision::high
-                          : u < shares[t2_number] ? precision::low
-                                                  : precision::skip);
-        }
-        return out;
+        std::generate_n(out, n, [&] {
+            const double u = uniform(generator_);
+            return u < shares[t1_number] ? precision::high : u < shares[t2_number] ? precision::low : precision::skip;
+        });
     }
 
-  private:
     std::mt19937_64 generator_;
 };
 
 const auto gate   = registered_rule::of<gate_rule>("gate", threshold_traits("(t1 and t2)"));
-const auto random = registered_rule::of<random_rule>("random", threshold_traits("", -1.0, false));
+const auto random = registered_rule::of<random_rule>("random", threshold_traits(""));
 
 } // namespace
 

@@ -95,6 +95,17 @@ std::vector<size_t> by_weight(const float * weights, size_t n) {
     return order;
 }
 
+std::vector<precision> precision_rule::decide(const rule_input & in) {
+    const auto             n_used = size_t(in.routing.n_used);
+    std::vector<precision> out(in.routing.experts.size(), precision::high);
+    for (size_t first = 0; first < in.routing.weights.size(); first += n_used) {
+        if (!in.thresholds[first / n_used].all_high() && ranks_experts(&in.routing.weights[first], n_used)) {
+            decide_token(in, first, &out[first]);
+        }
+    }
+    return out;
+}
+
 std::vector<const rule_number *> numbers_of(const std::string & rule) {
     std::vector<const rule_number *> found;
     std::istringstream               keys(registered_rule::traits(rule).numbers);

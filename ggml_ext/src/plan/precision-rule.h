@@ -103,8 +103,13 @@ class precision_rule {
   public:
     virtual ~precision_rule() = default;
 
-    // Returns one precision per selection. precision::low counts as high where there is no low pool.
-    virtual std::vector<precision> decide(const rule_input & in) = 0;
+    // Returns one precision per selection: high for a token whose numbers are all high, or whose weights do not rank
+    // its experts. precision::low counts as high where there is no low pool.
+    std::vector<precision> decide(const rule_input & in);
+
+  private:
+    // Decides for the other tokens. first: a token's first selection. out: of its selections, all high so far
+    virtual void decide_token(const rule_input & in, size_t first, precision * out) = 0;
 };
 
 // Quality costs of low precision and of skipping, by layer or by expert. A use with the normalised weight w adds about
@@ -137,10 +142,9 @@ struct rule_options {
 
 // Facts about a rule that callers need. Each function may be null, which stands for the value behind it.
 struct rule_traits {
-    const char * help           = "";    // for the setting hobbit.rule, which takes the names
-    const char * numbers        = "";    // keys of the numbers by which it decides, separated by spaces
-    bool         needs_costs    = false; // it decides by precision_costs
-    bool         is_predictable = true;  // false: prefetch follows the rule gate
+    const char * help        = "";    // for the setting hobbit.rule, which takes the names
+    const char * numbers     = "";    // keys of the numbers by which it decides, separated by spaces
+    bool         needs_costs = false; // it decides by precision_costs
 
     // The value of its numbers where only the rule is given, in a cache without a low pool; negative: the default.
     double own_value = -1.0;
@@ -179,14 +183,9 @@ extern const rule_number t1_number; // up to this score an expert is high
 extern const rule_number t2_number; // up to this score it is low
 
 // Traits of a rule that decides by t1 and t2.
-rule_traits threshold_traits(const char * help, double own_value = -1.0, bool is_predictable = true);
+rule_traits threshold_traits(const char * help, double own_value = -1.0);
 
 // The precision of an expert that is not its token's first: high up to t1, low up to t2, and above t2 it is skipped.
 precision of_score(double score, const rule_numbers & thresholds);
-
-// Eq. 2 of HOBBIT for one token, the rule "gate". Experts are ranked by weight. An expert's score is the sum of the
-// normalised weights ranked before it: up to t1 the expert is high, up to t2 low, and above t2 it is skipped. The first
-// expert is always high. All are high if the weights do not rank them. out[i] belongs to weights[i]. Pure.
-void score_experts(const float * weights, size_t n, const rule_numbers & thresholds, precision * out);
 
 } // namespace hobbit

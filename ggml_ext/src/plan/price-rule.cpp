@@ -21,29 +21,19 @@ class price_rule : public precision_rule {
   public:
     explicit price_rule(const rule_options & options) : options_(options), weighs_(options.name != "edgemoe") {}
 
-    std::vector<precision> decide(const rule_input & in) override {
-        const layer_routing &  routing = in.routing;
-        std::vector<precision> out(routing.experts.size(), precision::high);
-        std::vector<double>    weights(size_t(routing.n_used));
-        for (int64_t t = 0; t < routing.n_tokens && !routing.weights.empty(); t++) {
-            const float * given = &routing.weights[t * routing.n_used];
-            if (in.thresholds[t].all_high() || !ranks_experts(given, weights.size())) {
-                continue;
-            }
-            normalize_weights(given, weights.size(), weights.data());
-            const auto first = std::max_element(weights.begin(), weights.end()) - weights.begin();
-            for (int64_t i = 0; i < routing.n_used; i++) {
-                const int64_t selection = t * routing.n_used + i;
-                out[selection]          = choose(in, selection, weights[i], i == first);
-            }
+  private:
+    void decide_token(const rule_input & in, size_t first, precision * out) override {
+        std::vector<double> weights(size_t(in.routing.n_used));
+        normalize_weights(&in.routing.weights[first], weights.size(), weights.data());
+        const auto best = std::max_element(weights.begin(), weights.end()) - weights.begin();
+        for (size_t i = 0; i < weights.size(); i++) {
+            out[i] = choose(in, first + i, weights[i], i == size_t(best));
         }
-        return out;
     }
 
-  private:
-    precision choose(const rule_input & in, int64_t selection, double weight, bool is_first) const {
+    precision choose(const rule_input & in, size_t selection, double weight, bool is_first) const {
         const expert_id id    = { in.routing.layer, uint32_t(in.routing.experts[selection]) };
-        const double    price = in.thresholds[selection / in.routing.n_used][price_number];
+        const double    price = in.thresholds[selection / size_t(in.routing.n_used)][price_number];
         const double    loss  = weighs_ ? weight * weight : 1.0;
         precision       best  = precision::high;
         double          least = price * missing_bytes(in, id, tier_id::high);
@@ -74,7 +64,7 @@ class price_rule : public precision_rule {
     const bool         weighs_; // false: the rule "edgemoe"
 };
 
-const rule_traits traits = { "", "hobbit.price", true, true, -1.0, nullptr, nullptr, nullptr };
+const rule_traits traits = { "", "hobbit.price", true, -1.0, nullptr, nullptr, nullptr };
 
 const auto price   = registered_rule::of<price_rule>("price", traits);
 const auto edgemoe = registered_rule::of<price_rule>("edgemoe", traits);

@@ -11,12 +11,9 @@
 
 // The precision of each selection, by the rules for one token alone.
 static std::vector<precision> strict_precisions(const layer_input & input, rule_numbers thresholds) {
-    std::vector<precision> out(input.ids.size());
-    for (int64_t t = 0; t < input.n_tokens; t++) {
-        score_experts(&input.weights[size_t(t * input.n_used)], size_t(input.n_used), thresholds,
-                      &out[size_t(t * input.n_used)]);
-    }
-    return out;
+    const layer_routing routing = { 0, input.n_tokens, input.n_used, input.ids, input.weights };
+    const std::vector   of_tokens(size_t(input.n_tokens), thresholds);
+    return registered_rule::make({ "gate" })->decide({ routing, of_tokens, {}, true });
 }
 
 TEST_CASE("strict: each token gets its own precision, whatever is resident and others ask for") {

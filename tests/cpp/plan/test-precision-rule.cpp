@@ -12,10 +12,10 @@ using namespace hobbit;
 
 // One letter per expert: H, L or - for skipped.
 static std::string score(const std::vector<float> & weights, double t1, double t2) {
-    std::vector<precision> out(weights.size());
-    score_experts(weights.data(), weights.size(), numbers(t1, t2), out.data());
-    std::string letters;
-    for (const precision p : out) {
+    const layer_routing routing = { 0, 1, int64_t(weights.size()), std::vector<int32_t>(weights.size()), weights };
+    const std::vector<rule_numbers> thresholds = { numbers(t1, t2) };
+    std::string                     letters;
+    for (const precision p : registered_rule::make({ "gate" })->decide({ routing, thresholds, {}, true })) {
         letters += p == precision::high ? 'H' : p == precision::low ? 'L' : '-';
     }
     return letters;
@@ -79,10 +79,6 @@ TEST_CASE("weights that rank nothing make everything high") {
     CHECK(score({ inf, 0.5f }, 0.0, 0.0) == "HH");
     CHECK(score({ 0.0f, 0.0f, 0.0f }, 0.0, 0.0) == "HHH");
     CHECK(score({ -1.0f, 0.5f }, 0.0, 0.0) == "HH");
-}
-
-TEST_CASE("no experts, no scores") {
-    CHECK(score({}, 0.5, 0.5) == "");
 }
 
 TEST_CASE("a threshold t2 of 1 skips no score above 1") {

@@ -12,22 +12,13 @@ class rank_rule : public precision_rule {
   public:
     explicit rank_rule(const rule_options &) {}
 
-    std::vector<precision> decide(const rule_input & in) override {
-        const layer_routing &  routing = in.routing;
-        const auto             n_used  = size_t(routing.n_used);
-        std::vector<precision> out(routing.experts.size(), precision::high);
-        for (int64_t t = 0; t < routing.n_tokens && !routing.weights.empty(); t++) {
-            const size_t  first   = size_t(t) * n_used;
-            const float * weights = &routing.weights[first];
-            if (in.thresholds[t].all_high() || !ranks_experts(weights, n_used)) {
-                continue;
-            }
-            const std::vector<size_t> order = by_weight(weights, n_used);
-            for (size_t i = 1; i < n_used; i++) {
-                out[first + order[i]] = of_score((double(i) + 0.5) / double(n_used), in.thresholds[t]);
-            }
+  private:
+    void decide_token(const rule_input & in, size_t first, precision * out) override {
+        const auto                n     = size_t(in.routing.n_used);
+        const std::vector<size_t> order = by_weight(&in.routing.weights[first], n);
+        for (size_t i = 1; i < n; i++) {
+            out[order[i]] = of_score((double(i) + 0.5) / double(n), in.thresholds[first / n]);
         }
-        return out;
     }
 };
 

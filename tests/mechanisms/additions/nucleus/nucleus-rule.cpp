@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "plan/precision-rule.h"
 
+#include <numeric>
 #include <vector>
 
 namespace hobbit {
@@ -16,27 +17,17 @@ class nucleus_rule : public precision_rule {
   public:
     explicit nucleus_rule(const rule_options &) {}
 
-    std::vector<precision> decide(const rule_input & in) override {
-        const layer_routing &  routing = in.routing;
-        const auto             n_used  = size_t(routing.n_used);
-        std::vector<precision> out(routing.experts.size(), precision::high);
-        for (size_t first = 0; first < routing.weights.size(); first += n_used) {
-            const float * weights = &routing.weights[first];
-            const double  share   = in.thresholds[first / n_used][nucleus_number];
-            if (share >= 1.0 || !ranks_experts(weights, n_used)) {
-                continue;
-            }
-            double all = 0.0;
-            for (size_t i = 0; i < n_used; i++) {
-                all += weights[i];
-            }
-            double sum = 0.0; // weights of the experts ranked before
-            for (const size_t i : by_weight(weights, n_used)) {
-                out[first + i]  = sum == 0.0 || sum < share * all ? precision::high : precision::skip;
-                sum            += weights[i];
-            }
+  private:
+    void decide_token(const rule_input & in, size_t first, precision * out) override {
+        const auto    n       = size_t(in.routing.n_used);
+        const float * weights = &in.routing.weights[first];
+        const double  share   = in.thresholds[first / n][nucleus_number];
+        const double  all     = std::accumulate(weights, weights + n, 0.0);
+        double        sum     = 0.0; // weights of the experts ranked before
+        for (const size_t i : by_weight(weights, n)) {
+            out[i]  = sum == 0.0 || sum < share * all ? precision::high : precision::skip;
+            sum    += weights[i];
         }
-        return out;
     }
 };
 
@@ -45,7 +36,7 @@ bool never_low(const rule_numbers &) {
 }
 
 const auto maker = registered_rule::of<nucleus_rule>("nucleus", { "(a token's best weights)", "hobbit.nucleus", false,
-                                                                  true, -1.0, never_low });
+                                                                  -1.0, never_low });
 
 } // namespace
 
