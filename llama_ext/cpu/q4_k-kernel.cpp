@@ -73,9 +73,126 @@ void prepare(const weights &, activations & y, int row, const row_block * a, int
     }
 }
 
+//
+// One row of activations: each row of weights by itself, since memory is fastest in its own order.
+//
+
+constexpr int N_VECTORS = QK_K / 2 / sizeof(int_vector); // of a block's nibbles
+constexpr int N_SUB     = sizeof(int_vector) / 32;       // sub-blocks of a vector's low nibbles
+
+// Values of sub-blocks' columns in the order of nibbles: a vector's low ones, then its high ones.
+template <typename T, int size>
+using by_nibbles = T[N_VECTORS][2][N_SUB][size];
+
+template <typename T, int size>
+constexpr auto & sub_block(by_nibbles<T, size> & all, int i) {
+    return all[i / 2 / N_SUB][i % 2][i / 2 % N_SUB];
+}
+
+struct alignas(64) ordered_activations {
+    by_nibbles<int8_t, 32> values;
+    int16_t                sums[8]; // of sub-blocks
+    float                  d;
+
+    void set(const block_q8_K & a) {
+        for (int i = 0; i < 8; i++) {
+            memcpy(sub_block<int8_t, 32>(values, i), a.qs + 32 * i, 32);
+            sums[i] = a.bsums[2 * i] + a.bsums[2 * i + 1];
+        }
+        d = a.d;
+    }
+};
+
+// Where lanes of 16 bits find their sub-block's scale among eight bytes.
+struct places_of_scales {
+    alignas(64) by_nibbles<int16_t, 16> at = {};
+
+    constexpr places_of_scales() {
+        for (int i = 0; i < 8; i++) {
+            for (int16_t & place : sub_block<int16_t, 16>(at, i)) {
+                place = int16_t(0x8000 | i); // the high byte is zero
+            }
+        }
+    }
+};
+
+inline int_vector load(const void * p) {
+    int_vector x;
+    memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+inline __m128i add_quarters(__m256i x) {
+    return _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+inline __m128i add_quarters(__m512i x) {
+    return add_quarters(_mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
+}
+#endif
+
+// Eight bytes of six bits: a word's four, and four whose low bits are in another word.
+inline uint64_t unpack_six_bits(uint32_t word, uint32_t low) {
+    return (word & 0x3f3f3f3f) | uint64_t((low & 0x0f0f0f0f) | (word >> 2 & 0x30303030)) << 32;
+}
+
+// Adds a block's product to the first sum, and what is to be subtracted in the end to the second.
+inline __m128 add_product(__m128 acc, const block_q4_K & w, const ordered_activations & y) {
+    static constexpr places_of_scales places;
+    typedef uint64_t                  eight_bytes __attribute__((vector_size(4 * LANES)));
+    uint32_t                          head[4]; // d and dmin, and 12 bytes of scales and mins
+    memcpy(head, &w, sizeof(head));
+    const auto scales = (int_vector) (eight_bytes{} + unpack_six_bits(head[1], head[3]));
+    int_lanes  sums   = {};
+#pragma GCC unroll 4
+    for (int i = 0; i < N_VECTORS; i++) {
+        const auto nibbles = (int_lanes) load(w.qs + i * sizeof(int_vector));
+#pragma GCC unroll 2
+        for (int high = 0; high < 2; high++) {
+            const auto u     = (int_vector) (nibbles >> 4 * high & 0x0f0f0f0f);
+            const auto pairs = LANES_INTRINSIC(maddubs_epi16)(u, load(y.values[i][high]));
+            const auto scale = LANES_INTRINSIC(shuffle_epi8)(scales, load(places.at[i][high]));
+            sums             = add_pairs(sums, (int_lanes) pairs, (int_lanes) scale);
+        }
+    }
+    const __m128i mins  = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(int64_t(unpack_six_bits(head[2], head[3] >> 4))));
+    const __m128i min   = _mm_madd_epi16(mins, _mm_loadu_si128((const __m128i *) y.sums));
+    const __m128i pairs = _mm_hadd_epi32(add_quarters((int_vector) sums), min);
+    const __m128  two   = _mm_cvtepi32_ps(_mm_hadd_epi32(pairs, pairs));
+    const __m128  d     = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int32_t(head[0]))), _mm_set1_ps(y.d));
+    return _mm_fmadd_ps(two, d, acc);
+}
+
+// A plain_multiply.
+void multiply_q4_K(int64_t n, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr,
+                   int64_t nc) {
+    if (nr != 1) {
+        multiply_all<weights, block_q8_K>(n, s, vx, bx, vy, nr, nc);
+        return;
+    }
+    ordered_activations y[MOST_BLOCKS / 4 * 32 / QK_K];
+    for (int64_t b = 0; b < n / QK_K; b++) {
+        y[b].set(((const block_q8_K *) vy[0])[b]);
+    }
+    for (int64_t x = 0; x < nc; x++) {
+        const auto * row = (const block_q4_K *) (vx + x * bx);
+        __m128       acc = _mm_setzero_ps();
+        for (int64_t b = 0; b < n / QK_K; b++) {
+            acc = add_product(acc, row[b], y[b]);
+        }
+        s[0][x] = acc[0] - acc[1];
+    }
+}
+
+constexpr plain_kernel with_one_row(plain_kernel kernel) {
+    kernel.repacked = multiply_q4_K;
+    return kernel;
+}
+
 } // namespace
 
-extern const plain_kernel q4_k_kernel = repacked_kernel<weights>(GGML_TYPE_Q4_K);
+extern const plain_kernel q4_k_kernel = with_one_row(repacked_kernel<weights>(GGML_TYPE_Q4_K));
 
 #else
 extern const plain_kernel q4_k_kernel = { GGML_TYPE_Q4_K, nullptr, nullptr, 0, 0, nullptr, nullptr };
