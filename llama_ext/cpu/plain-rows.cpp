@@ -141,15 +141,9 @@ class products {
         }
     }
 
-    // Fetches the row that comes 8 KiB later. Longer rows would come in bursts, which gain nothing.
     void multiply_each(float * const * s, const char * vx, const void * const * vy, int nr, int64_t nc) const {
-        const size_t         size  = ggml_row_size(w_.type, w_.ne[0]);
-        const int64_t        ahead = 8192 / (w_.nb[1] + 1) + 1;
         const ggml_vec_dot_t dot = kernel_ && kernel_->dot ? kernel_->dot : ggml_get_type_traits_cpu(w_.type)->vec_dot;
         for (int64_t x = 0; x < nc; x++, vx += w_.nb[1]) {
-            for (size_t i = 0; i < size && size <= 4096 && x + ahead < nc; i += 64) {
-                __builtin_prefetch(vx + ahead * w_.nb[1] + i, 0, 2);
-            }
             for (int i = 0; i < nr; i++) {
                 dot(int(w_.ne[0]), s[i] + x, 0, vx, 0, vy[i], 0, 1);
             }
