@@ -49,8 +49,20 @@ void server_add_override(common_params & params, const std::string & key, int64_
     kvs.insert(kvs.begin(), kv);
 }
 
-common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,
-                                  const common_chat_msg & before) {
+size_t server_save_slot(llama_context * ctx, const char * path, llama_seq_id seq_id, const llama_token * tokens,
+                        size_t n_tokens) {
+    const std::string fresh   = std::string(path) + ".new";
+    const size_t      n_bytes = llama_state_seq_save_file(ctx, fresh.c_str(), seq_id, tokens, n_tokens);
+    if (n_bytes == 0 || std::rename(fresh.c_str(), path) != 0) {
+        const std::string reason = std::strerror(errno);
+        std::remove(fresh.c_str());
+        throw std::runtime_error("Unable to save slot: " + reason);
+    }
+    return n_bytes;
+}
+
+common_chat_msg server_parse_chat(const common_chat_msg & before, const std::string & text, bool is_partial,
+                                  const common_chat_parser_params & params) {
     try {
         return common_chat_parse(text, is_partial, params);
     } catch (const std::runtime_error & e) {

@@ -96,33 +96,37 @@ struct server_pass {
 
     int32_t n_batch = 0, n_ubatch = 0; // tokens of a pass and of a graph, at most
 
-    std::vector<bool>    turns;      // [slot]
-    std::vector<int32_t> order;      // slots in the order in which they read prompts
+    std::vector<int32_t> turns;      // slots that have a turn, in the order in which they read prompts
     int32_t              n_long = 0; // tokens of long prompts that it may still read
     int32_t              n_read = 0; // tokens of long prompts in the batch
 
-    // The slots in the order in which they read.
+    int32_t n_before = -1; // tokens of the batch before the long prompt that is added; -1: none is
+
+    // Tokens that the batch, which has `size`, may have once the slot's prompt has been added.
     template <class Slot>
-    std::vector<Slot *> in_order(std::vector<Slot> & slots) const {
-        std::vector<Slot *> all;
-        for (const int32_t id : order) {
-            all.push_back(&slots[id]);
-        }
-        return all;
+    int32_t most(const Slot & slot, int32_t size) {
+        count(size);
+        const bool is_long = slot.can_split() && slot.task->n_tokens() - slot.prompt.n_tokens() > SHORT_PROMPT;
+        n_before           = is_long ? size : -1;
+        return is_long ? std::min(n_batch, size + n_long) : n_batch;
     }
 
-    // Tokens that the batch, which has `size`, may have once a prompt of which n_left are left has been added.
-    int32_t most(int32_t n_left, int32_t size) const {
-        return n_left > SHORT_PROMPT ? std::min(n_batch, size + n_long) : n_batch;
-    }
-
-    // n tokens of that prompt were added.
-    void add(int32_t n_left, int32_t n) {
-        if (n_left > SHORT_PROMPT) {
-            n_long -= n;
-            n_read += n;
+    // The batch has `size` tokens since that prompt was added.
+    void count(int32_t size) {
+        if (n_before >= 0) {
+            n_long -= size - n_before;
+            n_read += size - n_before;
         }
+        n_before = -1;
     }
+};
+
+// A request that asks for slots, which other requests may have.
+struct server_ask {
+    int32_t id_task;
+    int32_t n_tokens;   // tokens of its prompt
+    int32_t n_children; // further slots
+    int32_t n_cells;    // that all slots share; 0: they share none
 };
 
 // A slot wants to keep a checkpoint of its context.
@@ -163,8 +167,8 @@ class server_hooks {
     virtual void prompt(const llama_vocab *, const common_json &, int32_t /* n_ctx */) {}
     virtual void media(const mtmd_context *, const std::vector<std::vector<unsigned char>> &) {}
 
-    // May a prompt of n tokens begin beside others, in n_cells that slots share (0: they share none)?
-    virtual void admit(const server_slot_views &, int32_t /* n */, int32_t /* n_cells */, bool & /* may */) {}
+    // May a request begin beside others?
+    virtual void admit(const server_slot_views &, const server_ask &, bool & /* may */) {}
 
     virtual void slot_begins(server_slot_start &) {}
     virtual void checkpoint(const server_slot_views &, server_checkpoint &) {}
@@ -173,7 +177,7 @@ class server_hooks {
     virtual void before_pass(const server_slot_views &, const server_pass &, int32_t /* n_tokens */) {}
     virtual void after_pass() {}
 
-    // A request is cancelled while a pass is computed, or the server ends: who may abort the pass hears of it.
+    // A request is cancelled, perhaps while a pass is computed, or the server ends: who may abort the pass hears of it.
     virtual void left(int32_t /* id_task */) {}
     virtual void end() {}
 
@@ -193,14 +197,14 @@ class server_hooks {
     // A model was unloaded: is it loaded again at once, since it might compute then?
     virtual void lost(bool & /* is_lost */) {}
 
-    // Milliseconds without a request after which the model is unloaded; negative: never.
+    // The server has nothing to compute: milliseconds of that after which the model is unloaded; negative: never.
     virtual void idle(int64_t & /* ms */) {}
 
     // A signal asks the server to end. The handler of the signal calls it; who handles it calls llama_server_terminate.
     virtual void interrupt(int /* signal */, bool & /* is_handled */) {}
 
-    // The server has something to compute, or nothing.
-    virtual void busy(bool) {}
+    // A task has come: does the model not sleep then?
+    virtual void work(bool & /* is_work */) {}
 
     // Adds values to the answer of GET /hobbit.
     virtual void values(common_json &) {}
@@ -222,6 +226,13 @@ void server_call(void (server_hooks::*hook)(Params...), Args &&... args) {
     for (server_hooks * each : server_hooks_all()) {
         (each->*hook)(args...);
     }
+}
+
+// Calls a hook that changes its last parameter, which is `value` before, and returns that.
+template <typename T, typename... Params, typename... Args>
+T server_value(void (server_hooks::*hook)(Params...), T value, Args &&... args) {
+    server_call(hook, args..., value);
+    return value;
 }
 
 // --- For hooks, and for the patches
@@ -248,66 +259,19 @@ void server_add_override(common_params & params, const std::string & key, int64_
 hobbit_precision server_precision(const llama_context * ctx, llama_seq_id seq_id = -1);
 
 // Reads an answer. One whose form the parser refuses is kept as text, behind what was read before.
-common_chat_msg server_parse_chat(const std::string & text, bool is_partial, const common_chat_parser_params & params,
-                                  const common_chat_msg & before);
+common_chat_msg server_parse_chat(const common_chat_msg & before, const std::string & text, bool is_partial,
+                                  const common_chat_parser_params & params);
 
-// All slots, and what the batch has of each.
-template <typename Slots, typename Batch>
-server_slot_views server_views(const Slots & slots, const Batch & batch) {
-    server_slot_views all;
-    for (const auto & slot : slots) {
-        using state            = decltype(slot.state);
-        const int32_t n_prompt = slot.task ? slot.task->n_tokens() : 0;
-        const int32_t n_tokens = slot.prompt.n_tokens();
-        const int32_t n_read   = slot.state == state::SLOT_STATE_PROCESSING_PROMPT ? n_tokens
-                                 : slot.state == state::SLOT_STATE_STARTED         ? 0
-                                                                                   : n_prompt;
-        all.push_back({ slot.id, slot.task ? slot.task->id : -1, slot.is_processing(),
-                        slot.state == state::SLOT_STATE_GENERATING, slot.state == state::SLOT_STATE_WAIT_OTHER,
-                        slot.task && slot.task->is_child(), slot.is_alone(), n_prompt, n_prompt - n_read, n_tokens,
-                        slot.t_last_used, &slot.prompt.checkpoints, slot.spec_ckpt.size(), &slot.stats });
-    }
-    for (const auto & token : batch.tokens) {
-        all[token.id_slot].n_batch++;
-        all[token.id_slot].n_prompt_batch += token.is_prompt;
-    }
-    return all;
-}
-
-// Takes the tokens of a batch that was aborted, or not begun, back out of the slots and the memory.
-template <typename Slots, typename Batch>
-void server_drop_batch(Slots & slots, Batch & batch, bool is_begun, bool can_go_back) {
-    for (const auto & view : server_views(slots, batch)) {
-        auto & slot = slots[view.id];
-        if (view.n_batch > 0 && is_begun && (!can_go_back || slot.prompt.tokens.has_mtmd)) {
-            slot.prompt_clear();
-        } else if (view.n_batch > 0) {
-            slot.prompt.tokens.keep_first(slot.prompt.n_tokens() - view.n_batch);
-            if (is_begun) {
-                slot.mem.seq_rm(slot.id, slot.prompt.tokens.pos_next(), -1);
-            }
-        }
-        slot.spec_i_batch.clear();
-        if (view.n_batch > 0 && slot.state == decltype(slot.state)::SLOT_STATE_DONE_PROMPT) {
-            slot.state = decltype(slot.state)::SLOT_STATE_PROCESSING_PROMPT;
-        }
-    }
-    batch.clear();
-}
-
-// Frees checkpoints until one of `size` bytes fits, or none is left.
-template <typename Slots, typename Batch>
-bool server_make_room(Slots & slots, const Batch & batch, int32_t id, size_t size) {
-    server_checkpoint wanted = { id, size };
-    const auto        ask    = [&] { server_call(&server_hooks::checkpoint, server_views(slots, batch), wanted); };
-    for (ask(); wanted.victim >= 0; ask()) {
-        slots[wanted.victim].prompt.checkpoints.pop_front();
-    }
-    return wanted.fits;
-}
+// Writes a file as llama_state_seq_save_file does. An earlier file stays until the new one is whole. Throws
+// std::runtime_error, which tells why.
+size_t server_save_slot(llama_context * ctx, const char * path, llama_seq_id seq_id, const llama_token * tokens,
+                        size_t n_tokens);
 
 // Threads of connections beside the first ones, at most. `listen` sets it.
 inline int server_threads = 0;
+
+// Waits the request since long for slots, before all others? Only the thread that computes asks.
+bool server_is_overdue(int32_t id_task);
 
 // --- Functions of server-report.cpp and server-requests.cpp, for other hooks. Any thread may call them.
 

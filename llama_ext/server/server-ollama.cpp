@@ -352,6 +352,8 @@ namespace {
 
 class ollama_hooks : public server_hooks {
   public:
+    void start(common_params & params) override { g_own_ms = int64_t(params.sleep_idle_seconds) * 1000; }
+
     void use(llama_context * ctx) override {
         char name[64];
         if (ctx && llama_model_meta_val_str(llama_get_model(ctx), "general.architecture", name, sizeof(name)) > 0) {
@@ -363,10 +365,7 @@ class ollama_hooks : public server_hooks {
     // Any request for text says when the model is unloaded: by its own keep_alive, or by the server's option.
     void request(task_params &) override { g_idle_ms = g_keep_ms; }
 
-    void idle(int64_t & ms) override {
-        g_own_ms = ms;
-        ms       = idle_ms();
-    }
+    void idle(int64_t & ms) override { ms = idle_ms(); }
 
     void routes(const server_http_context & http, server_routes & own) override {
         const auto          unload = http.handlers.find("/models/unload");

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <unordered_set>
@@ -26,6 +27,12 @@ double seconds() {
 
 const auto is_writing = std::mem_fn(&server_slot_view::is_writing);
 
+std::map<int32_t, double> g_waits; // requests that wait for several slots or for cells, and seconds() since when
+
+bool is_overdue(const std::pair<const int32_t, double> & wait) {
+    return seconds() - wait.second > 5.0;
+}
+
 class passes_hooks : public server_hooks {
   public:
     void use(llama_context * ctx) override {
@@ -35,6 +42,7 @@ class passes_hooks : public server_hooks {
     }
 
     void left(int32_t id_task) override {
+        g_waits.erase(id_task);
         if (tasks_.erase(id_task) > 0) {
             is_left_ = tasks_.empty();
         }
@@ -42,13 +50,24 @@ class passes_hooks : public server_hooks {
 
     void end() override { is_ending_ = true; }
 
-    // Cells that slots share hold this prompt beside other requests.
-    void admit(const server_slot_views & slots, int32_t n, int32_t n_cells, bool & may) override {
+    // Slots are free, and the cells that they share hold this prompt beside other requests. One that waits for that, or
+    // for several slots at once, is not overtaken for ever: later ones wait for it where others are busy.
+    void admit(const server_slot_views & slots, const server_ask & ask, bool & may) override {
         int64_t n_others = 0;
+        int32_t n_free   = 0;
         for (const auto & slot : slots) {
             n_others += slot.is_busy && !slot.is_child ? std::max(slot.n_tokens, slot.n_prompt) : 0;
+            n_free   += !slot.is_busy;
         }
-        may = may && (n_others == 0 || n_cells == 0 || n_others + n < n_cells);
+        const auto own       = g_waits.lower_bound(ask.id_task);
+        const bool is_behind = n_free < int32_t(slots.size()) && std::any_of(g_waits.begin(), own, is_overdue);
+        const bool fits      = n_others == 0 || ask.n_cells == 0 || n_others + ask.n_tokens < ask.n_cells;
+        may                  = may && !is_behind && fits && (n_free == 0 || n_free > ask.n_children);
+        if (may && n_free > 0) {
+            g_waits.erase(ask.id_task);
+        } else if (!may && !is_behind) {
+            g_waits.emplace(ask.id_task, seconds());
+        }
     }
 
     // Requests with passes of their own take turns with all others, and short prompts never wait for long ones.
@@ -56,13 +75,12 @@ class passes_hooks : public server_hooks {
         const int32_t n_waiting = int32_t(std::count_if(slots.begin(), slots.end(), is_writing));
         const int32_t turn      = next_turn(slots, tokens(n_waiting, 1) > 0);
 
-        pass.turns.resize(slots.size());
-        pass.order.resize(slots.size());
-        for (size_t i = 0; i < slots.size(); i++) {
-            pass.turns[i] = turn < 0 ? !slots[i].is_alone : turn == int32_t(i);
+        for (const auto & slot : slots) {
+            if (turn < 0 ? !slot.is_alone : turn == slot.id) {
+                pass.turns.push_back(slot.id);
+            }
         }
-        std::iota(pass.order.begin(), pass.order.end(), 0);
-        std::stable_sort(pass.order.begin(), pass.order.end(),
+        std::stable_sort(pass.turns.begin(), pass.turns.end(),
                          [&](int32_t a, int32_t b) { return slots[a].n_left < slots[b].n_left; });
         pass.n_long = tokens(n_waiting, pass.n_batch);
         if (turn >= 0) { // a request alone reads in the parts that it has where nobody waits
@@ -221,5 +239,10 @@ class passes_hooks : public server_hooks {
 };
 
 } // namespace
+
+bool server_is_overdue(int32_t id_task) {
+    const auto wait = g_waits.find(id_task);
+    return wait != g_waits.end() && is_overdue(*wait);
+}
 
 server_hooks & server_hooks_passes = server_hooks_of<passes_hooks>();

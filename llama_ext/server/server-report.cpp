@@ -306,17 +306,17 @@ class report_hooks : public server_hooks {
     // A machine that was lost may come back: the model is unloaded, and loaded as soon as that works.
     void lost(bool & is_lost) override { is_lost = llama_lost_machine() != nullptr; }
 
-    // Tells the program that calibrates beside the server, by the socket HOBBIT_BUSY_SOCKET, when it computes.
-    void busy(bool is_busy) override {
-        static const char *      number = std::getenv("HOBBIT_BUSY_SOCKET");
-        static std::atomic<bool> said{ true };
-        if (number && said.exchange(is_busy) != is_busy) {
-            send(std::atoi(number), is_busy ? "1" : "0", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    void work(bool & is_work) override {
+        if (is_work) {
+            say_busy(true);
         }
     }
 
     // The model stays while a request is read.
-    void idle(int64_t & ms) override { ms = g_n_running > 0 ? -1 : llama_lost_machine() ? 0 : ms; }
+    void idle(int64_t & ms) override {
+        say_busy(false);
+        ms = g_n_running > 0 ? -1 : llama_lost_machine() ? 0 : ms;
+    }
 
     // Requests for a computation are refused while a machine is lost: the model has to be loaded again first.
     void wrap(server_handler & handler) override {
@@ -362,6 +362,15 @@ class report_hooks : public server_hooks {
     }
 
   private:
+    // Tells the program that calibrates beside the server, by the socket HOBBIT_BUSY_SOCKET, when it computes.
+    static void say_busy(bool is_busy) {
+        static const char *      number = std::getenv("HOBBIT_BUSY_SOCKET");
+        static std::atomic<bool> said{ true };
+        if (number && said.exchange(is_busy) != is_busy) {
+            send(std::atoi(number), is_busy ? "1" : "0", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        }
+    }
+
     static std::unique_ptr<server_http_res> get_hobbit(const server_http_req &) {
         json data = json::object();
         {
