@@ -102,8 +102,8 @@ endfunction()
 # llama.cpp compiles its models in unity builds: sources that name each other by absolute paths would not be shared
 set(CMAKE_UNITY_BUILD_RELOCATABLE ON)
 
-# Adds our files of the CPU backend: products of weights, and threads in libgomp's place. All sources get its flag, so that most
-# objects are stock's. A file NAME-kernel.cpp defines the kernel NAME_kernel. To be called when ggml-cpu is there.
+# Adds our files of ggml: products of weights, and threads in libgomp's place. All sources get its flag, so that most objects are
+# stock's. A file NAME-kernel.cpp defines the kernel NAME_kernel. To be called when ggml-cpu is there.
 function(hobbit_add_cpu_files)
     set(ours ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../llama_ext/cpu)
     file(GLOB kernels CONFIGURE_DEPENDS ${ours}/*-kernel.cpp)
@@ -115,7 +115,10 @@ function(hobbit_add_cpu_files)
     foreach(library IN LISTS libraries)
         set_source_files_properties(${cpu}/ggml-cpu.cpp TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS "-include;plain-rows.h")
         set_source_files_properties(${cpu}/ops.cpp TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS "-include;attention.h")
-        target_sources(${library} PRIVATE ${kernels} ${ours}/plain-rows.cpp ${ours}/attention.cpp ${ours}/attention-tiles.cpp ${ours}/barriers.cpp)
+        set_source_files_properties(${cpu}/arch/x86/quants.c TARGET_DIRECTORY ${library}
+            PROPERTIES COMPILE_DEFINITIONS quantize_row_q8_K=quantize_row_q8_K_plain)
+        target_sources(${library} PRIVATE ${kernels} ${ours}/plain-rows.cpp ${ours}/q8_k-rows.cpp ${ours}/attention.cpp
+            ${ours}/attention-tiles.cpp ${ours}/barriers.cpp)
         target_include_directories(${library} PRIVATE ${ours})
         set_source_files_properties(${ours}/plain-rows.cpp TARGET_DIRECTORY ${library}
             PROPERTIES COMPILE_DEFINITIONS "PLAIN_KERNELS=${names}")
@@ -125,6 +128,8 @@ function(hobbit_add_cpu_files)
             set_source_files_properties(${cpu}/ggml-cpu.c TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS GGML_USE_OPENMP)
         endif()
     endforeach()
+    set_source_files_properties(${folder}/ggml-backend.cpp ${folder}/ggml-backend-reg.cpp ${folder}/ggml-rpc/transport.cpp
+        TARGET_DIRECTORY ggml-base ggml-rpc PROPERTIES COMPILE_OPTIONS "-include;${ours}/../base/ggml-hooks.h")
 endfunction()
 
 # Adds hobbit-wall.h to a library, for the functions that these headers and sources declare.

@@ -21,7 +21,7 @@ void hobbit_share_queues(ggml_backend_sched_t sched) {
     }
 }
 
-// Answers of the scheduler's hooks (ggml-backend.cpp).
+// Answers of the scheduler's hooks (ggml-backend.cpp): in whose queue a backend computes, and whose memory is its own.
 
 static ggml_backend_t get_queue(ggml_backend_t backend) {
     ggml_backend_hobbit_context * ours = ggml_backend_hobbit_context_of(backend);

@@ -18,6 +18,9 @@ uint32_t hobbit_max_experts(void) {
     return LLAMA_MAX_EXPERTS;
 }
 
+// A patch defines this: key or tensor of a type that the header which this thread read last has and nobody knows.
+extern const char * gguf_unknown_type(int32_t * type);
+
 namespace hobbit {
 
 static constexpr int      MAX_LINKS    = 40;       // as many as Linux follows
