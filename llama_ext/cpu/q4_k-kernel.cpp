@@ -77,7 +77,7 @@ void prepare(const weights &, activations & y, int row, const row_block * a, int
 // One row of activations: each row of weights by itself, since memory is fastest in its own order.
 //
 
-constexpr int N_VECTORS = QK_K / 2 / sizeof(int_vector); // of a block's nibbles
+constexpr int N_VECTORS = QK_K / 2 / sizeof(int_vector); // that hold a block's nibbles
 constexpr int N_SUB     = sizeof(int_vector) / 32;       // sub-blocks of a vector's low nibbles
 
 // Values of sub-blocks' columns in the order of nibbles: a vector's low ones, then its high ones.
@@ -91,7 +91,7 @@ constexpr auto & sub_block(by_nibbles<T, size> & all, int i) {
 
 struct alignas(64) ordered_activations {
     by_nibbles<int8_t, 32> values;
-    int16_t                sums[8]; // of sub-blocks
+    int16_t                sums[8]; // a sub-block's each
     float                  d;
 
     void set(const block_q8_K & a) {
@@ -103,7 +103,7 @@ struct alignas(64) ordered_activations {
     }
 };
 
-// Where lanes of 16 bits find their sub-block's scale among eight bytes.
+// Each lane of 16 bits finds its sub-block's scale among eight bytes.
 struct places_of_scales {
     alignas(64) by_nibbles<int16_t, 16> at = {};
 
