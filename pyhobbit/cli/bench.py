@@ -8,6 +8,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -144,24 +145,31 @@ def _repeated(text: str, length: int) -> str:
 
 def _decode(engine: "Engine", text: str, n_warm_up: int, n_tokens: int) -> "tuple[list[Stats], Figures]":
     """Counters of each of n_tokens after the warm-up, which come after the text, and what the threads did."""
+    steps = _steps(engine, text)
+    for _ in islice(steps, n_warm_up):
+        pass
+    before = _times()
+    counted = list(islice(steps, n_tokens))
+    elapsed, on_cores, waited = (b - a for a, b in zip(before, _times(), strict=True))
+    all_threads = elapsed * engine.info().n_threads
+    return counted, {"busy_cores": on_cores / elapsed, "barrier_share": waited / all_threads}
+
+
+def _steps(engine: "Engine", text: str) -> "Iterator[Stats]":
+    """Counters of each decoded token after the text; the first token of an answer belongs to its prompt."""
     from pyhobbit.inspect.speed import decode_texts
 
-    def times() -> tuple[float, float, float]:
-        return time.perf_counter(), time.process_time(), barrier_wait_s()
-
-    steps: list[Stats] = []
-    before, marks = engine.stats(), [times()]
+    before = engine.stats()
     for _ in decode_texts(engine, text):
         after = engine.stats()
         step, before = after.since(before), after
-        if step.decoded_tokens == 1:  # the first token of a text belongs to its prompt
-            steps.append(step)
-            marks.append(times())
-        if len(steps) == n_warm_up + n_tokens:
-            break
-    elapsed, on_cores, waited = (b - a for a, b in zip(marks[n_warm_up], marks[-1], strict=True))
-    all_threads = elapsed * engine.info().n_threads
-    return steps[n_warm_up:], {"busy_cores": on_cores / elapsed, "barrier_share": waited / all_threads}
+        if step.decoded_tokens == 1:
+            yield step
+
+
+def _times() -> tuple[float, float, float]:
+    """Seconds so far: of the clock, of all threads on cores, and of waits for each other."""
+    return time.perf_counter(), time.process_time(), barrier_wait_s()
 
 
 def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
