@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Measures how fast a model reads prompts and generates text on this machine.
 
-The table also shows how often experts were in memory, what was read from the disk, and inspect's forecast.
+The table also shows how often experts were in memory, and what was read from the disk.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from pyhobbit.cli.options import add_engine_arguments, add_model_options, add_rp
 from pyhobbit.engine.stats import rates
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_path import add_model_arguments, model_path
-from pyhobbit.model.token_time import TokenTime
 from pyhobbit.native.threads import barrier_wait_s
 from pyhobbit.settings.config import format_size
 from pyhobbit.settings.table import OPTIONS, Key
@@ -26,7 +25,7 @@ from pyhobbit.settings.table import OPTIONS, Key
 # Modules that load the native libraries are imported when they are needed.
 if TYPE_CHECKING:
     from pyhobbit.engine.engine import Engine
-    from pyhobbit.engine.stats import ModelInfo, Stats
+    from pyhobbit.engine.stats import Stats
 
 _PROMPTS = (16, 128, 512)
 _DECODED, _WARM_UP = 64, 32
@@ -95,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
             "load_s": engine.stats().load_s,
             "prompts": [_medians(each) for each in zip(*prompts, strict=True)],
             "decoding": _medians(decoded),
-            "forecast": _forecast(_medians(decoded), info),
             "peak_rss_bytes": engine.stats().peak_rss_bytes,
         }
     if args.timeline is not None:
@@ -191,18 +189,6 @@ def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
     }
 
 
-def _forecast(found: Figures, info: "ModelInfo") -> dict[str, Any] | None:
-    """The model of the speed that pyhobbit inspect prints, fitted to these; None where nothing was read."""
-    if info.on_device or not found["bytes_read_per_token"]:
-        return None
-    of = {name: value or 0.0 for name, value in found.items()}
-    per_byte = of["stall_share"] / of["tokens_per_second"] / of["bytes_read_per_token"]
-    wait_s = info.used_bytes(of["high_share"], of["low_share"]) * per_byte
-    share = info.pool_slots_high / info.n_high_experts
-    time = TokenTime.fitted(of["compute_s"], wait_s, share, of["hit_rate"])
-    return {"tokens_per_second": time.rate(share), "fitted": str(time)}
-
-
 def _medians(rows: Sequence[dict[str, Any]]) -> Figures:
     """Figure by figure."""
     return {name: None if rows[0][name] is None else median(row[name] for row in rows) for name in rows[0]}
@@ -234,8 +220,6 @@ def table(document: dict[str, Any]) -> str:
         read = format_size(found["bytes_read_per_token"])
         rows["hits"] = f"{found['hit_rate']:.1%} of the experts, {read} read per token"
         rows["waiting"] = f"{found['stall_share']:.0%} of the time for the disk"
-    if (forecast := document["forecast"]) is not None:
-        rows["forecast"] = f"{forecast['tokens_per_second']:.2f} token/s; a token takes {forecast['fitted']}"
     if "token_parts_s" in document:
         parts = document["token_parts_s"]
         each = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in parts.items())

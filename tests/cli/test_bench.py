@@ -32,7 +32,6 @@ def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: Ru
     assert 0 < found["hit_rate"] < 1
     assert 0 < found["stall_share"] < 1
     assert found["high_share"] == 1
-    assert 0 < document["forecast"]["tokens_per_second"] <= 1 / found["compute_s"]
     assert 0 < document["pool_bytes"] <= 6 << 20
     assert document["peak_rss_bytes"] > document["pool_bytes"]
     assert 0 < found["busy_cores"] < 3
