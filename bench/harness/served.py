@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Servers as a place where arms run: stock llama-server and pyhobbit serve, in equal memory.
 
-Clients send a prompt at once, and each reads a stream. Texts are greedy, and each is compared with the one
-that its client gets alone: kernels that add in another order for several tokens let near ties of random
-weights fall otherwise, in stock as well.
+Clients send a prompt at once, and each reads a stream.
 """
 
 import json
@@ -13,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from socket import socket
@@ -35,15 +33,6 @@ _CONTEXT = 1024  # tokens of each client
 _START_S, _ANSWER_S = 900, 1800
 
 
-@dataclass
-class Heard:
-    """One answer. asked, times: seconds of the clock at the request and at each token."""
-
-    asked: float
-    times: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Server:
     """One that answers. cgroup: counts its memory."""
@@ -52,29 +41,23 @@ class Server:
     process: "subprocess.Popen[bytes]"
     cgroup: system.Cgroup
 
-    def ask(self, prompt: Sequence[int], n_tokens: int) -> Heard:
-        """Reads n_tokens as they come. Raises ArmError."""
+    def ask(self, prompt: Sequence[int], n_tokens: int) -> list[float]:
+        """Seconds of the clock at the request, and at each of n_tokens as they come. Raises ArmError."""
         body = {"prompt": prompt, "n_predict": n_tokens, "stream": True, "temperature": 0, "ignore_eos": True}
         text = json.dumps({**body, "cache_prompt": False, "return_tokens": True})
-        heard = Heard(time.perf_counter())
+        times = [time.perf_counter()]
         try:
             with self._answer("/completion", text.encode()) as lines:
                 for line in lines:
                     if b'"error"' in line:
                         raise ArmError(f"the server answers: {line[:300]!r}")
                     tokens = json.loads(line[6:]).get("tokens", ()) if line.startswith(b"data: {") else ()
-                    heard.tokens += tokens
-                    heard.times += [time.perf_counter()] * len(tokens)
+                    times += [time.perf_counter()] * len(tokens)
         except OSError as e:
             raise ArmError(f"the server hung up: {e}") from e
-        if not heard.tokens:
+        if len(times) == 1:
             raise ArmError("the server sent no token")
-        return heard
-
-    def together(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Heard]:
-        """The answers to prompts that are sent at the same time."""
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda prompt: self.ask(prompt, n_tokens), prompts))
+        return times
 
     def get(self, path: str) -> Any:
         with self._answer(path) as answer:
@@ -90,25 +73,21 @@ class Server:
         uses = (sum(cache.get(f"{of}_{tier}", 0) for tier in ("high", "low")) for of in ("hits", "misses"))
         return np.array([system.bytes_from_disk(self.process.pid), *uses])
 
-    def at_once(
-        self, prompts: Sequence[list[int]], n_tokens: int, alone: Sequence[Any], has_cache: bool
-    ) -> Record:
-        """The figures of clients at the same time. alone: the tokens that each one gets alone."""
+    def at_once(self, prompts: Sequence[list[int]], n_tokens: int, has_cache: bool) -> Record:
+        """The figures of clients that send these prompts at the same time."""
         before, start = self.counters(has_cache), time.perf_counter()
-        heard = self.together(prompts, n_tokens)
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = list(pool.map(lambda prompt: self.ask(prompt, n_tokens), prompts))
         n_read, hits, misses = (self.counters(has_cache) - before).tolist()
-        n_all = sum(len(each.tokens) for each in heard)
-        firsts = [each.times[0] - each.asked for each in heard]
-        gaps = [after - since for each in heard for since, after in pairwise(each.times)]
+        n_all = sum(len(times) - 1 for times in answers)
+        gaps = [after - since for times in answers for since, after in pairwise(times[1:])]
         return {
             "clients": len(prompts),
-            "tokens_per_second": n_all / (max(each.times[-1] for each in heard) - start),
-            "first_s": median(firsts), "first_95_s": float(np.percentile(firsts, 95)),
-            "first_last_s": max(firsts),
+            "tokens_per_second": n_all / (max(times[-1] for times in answers) - start),
+            "first_last_s": max(times[1] - times[0] for times in answers),
             "gap_s": median(gaps), "gap_95_s": float(np.percentile(gaps, 95)),
             "disk_bytes_per_token": n_read / n_all,
             "hit_rate": hits / max(1, hits + misses) if has_cache else None,
-            "same": sum(each.tokens == own for each, own in zip(heard, alone, strict=False)),
             "peak_bytes": self.cgroup.peak(),
         }  # fmt: skip
 
@@ -120,22 +99,18 @@ class Served(Host):
     usual = MappingProxyType({"limits": (0.25, 0.5, 1.0), "reps": 3, "prompts": (16,), "n_tokens": 48})
 
     def __init__(self, clients: Sequence[int]) -> None:
-        self._clients, self._alone = clients, dict[tuple[str, float | None], list[list[int]]]()
+        self._clients = clients
 
     def head(self, config: BenchConfig) -> Record:
         with system.memory_cgroup(None):  # also without a limit it counts the memory
             return super().head(config)
 
     def measure(self, config: BenchConfig, turn: Turn, limit: int | None, _routes: Path) -> Iterator[Record]:
-        alone = self._alone.setdefault((turn.arm.name, turn.limit), [])
         with self._serving(config, turn, limit) as server:
             draw = random_tokens(len(read_gguf(config.model).metadata["tokenizer.ggml.tokens"].value()))
             prompts = [list(islice(draw, config.prompts[0])) for _ in range(max(self._clients))]
-            if not alone:
-                alone += [server.together([prompt], config.n_tokens)[0].tokens for prompt in prompts]
-                server.together([list(islice(draw, 8)) for _ in prompts], 1)  # no slot keeps these
             for n in self._clients:
-                yield server.at_once(prompts[:n], config.n_tokens, alone, turn.arm.build == "ours")
+                yield server.at_once(prompts[:n], config.n_tokens, turn.arm.build == "ours")
 
     @contextmanager
     def _serving(self, config: BenchConfig, turn: Turn, limit: int | None) -> Iterator[Server]:

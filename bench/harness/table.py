@@ -16,12 +16,9 @@ _BESIDE = ("stock", "stock-128k", "stock-repacked", "stock-mapped")  # stock mea
 _SELECTIONS = "selections_high selections_low selections_skipped"
 # figures of a record, with their format and factor
 OWN = {
-    "first, s": ("first_s", ".2f", 1),
-    "first 95 %": ("first_95_s", ".2f", 1),
-    "last": ("first_last_s", ".2f", 1),
+    "last first, s": ("first_last_s", ".2f", 1),
     "between, ms": ("gap_s", ".0f", 1e3),
     "between 95 %": ("gap_95_s", ".0f", 1e3),
-    "same texts": ("same", ".0f", 1),
     "prefill token/s": ("prefill_tokens_per_second", ".1f", 1),
     "hits": ("hit_rate", ".1%", 1),
     "host hits": ("host_hit_rate", ".1%", 1),
