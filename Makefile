@@ -165,12 +165,12 @@ $(STOCK)/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options.cmake
 	touch $@
 
 # ik_llama.cpp for arms of bench.compare: its package, with libraries compiled for this processor in place of the wheel's
-IK := build/ik/ik_llama_cpp_python-0.1.5/vendor/ik_llama.cpp
+IK = build/ik/ik_llama_cpp_python-$(shell sed -n 's/^ik-llama-cpp-python==\([^ ]*\).*/\1/p' requirements/ik.txt)
 ik: .venv/.tools
 	$(PINNED) --no-deps --upgrade --target build/ik --requirement requirements/ik.txt
 	pip download --quiet --require-hashes --no-deps --no-build-isolation --no-binary ik-llama-cpp-python --dest build/ik --requirement requirements/ik.txt
-	tar -xf build/ik/ik_llama_cpp_python-0.1.5.tar.gz -C build/ik
-	cmake -S $(IK) -B $(IK)/build -DGGML_IQK_FA_ALL_QUANTS=OFF -DCMAKE_CXX_FLAGS=-w
+	tar -xf $(IK).tar.gz -C build/ik
+	cmake -S $(IK)/vendor/ik_llama.cpp -B $(IK)/build -DGGML_IQK_FA_ALL_QUANTS=OFF -DCMAKE_CXX_FLAGS=-w
 	cmake --build $(IK)/build --target llama $(PROGRESS)
 	cp $(IK)/build/src/libllama.so $(IK)/build/ggml/src/libggml.so build/ik/ik_llama_cpp/lib
 
