@@ -17,8 +17,8 @@
 #include <random>
 #include <vector>
 
-// from llama_ext/cpu/attention.h: true for rows that it computes, here for none of them
-bool ggml_cpu_attention(ggml_tensor *, int, int, int64_t, int64_t, float *, int64_t);
+// from llama_ext/cpu/attention.h: true for rows that it computes, here for none of them. Stock's libraries lack it.
+__attribute__((weak)) bool ggml_cpu_attention(ggml_tensor *, int, int, int64_t, int64_t, float *, int64_t);
 
 struct shape {
     ggml_type keys, values;
