@@ -18,7 +18,7 @@ from pyhobbit.engine.llama import LoadedModel, ctrl_c_waits
 from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import lay_out
 from pyhobbit.engine.stats import ModelInfo
-from pyhobbit.errors import ComputeError, ConfigError, HobbitError
+from pyhobbit.errors import ComputeError, HobbitError
 from pyhobbit.hobbit import guards, keywords
 from pyhobbit.hobbit.params import N_BATCH, N_CTX, given_batch, n_drafts, set_context, set_model, set_own
 from pyhobbit.hobbit.text_drafts import TextDrafts
@@ -470,23 +470,17 @@ class Hobbit(CachedModel, _Llama):
 
         repo_id: USER/NAME, without a filename also USER/NAME:QUANT as in llama.cpp.  filename: its name in
         the repository, or a pattern such as `*q4_k_m.gguf`; None picks as llama.cpp does.
-        additional_files: further names or patterns, such as `mmproj*.gguf`.  local_dir: folder that
-        gets a link to each file in the cache.  local_dir_use_symlinks: ignored, as by huggingface_hub.
-        cache_dir: default as huggingface_hub's.  arguments: of the constructor. Raises as that, and
-        HobbitError: nothing to download, no network.
+        additional_files, local_dir, local_dir_use_symlinks: with one of the first two Llama downloads, which
+        takes the files that are named alone.  cache_dir: default as huggingface_hub's.
+        arguments: of the constructor. Raises as that, and HobbitError: nothing to download, no network.
         """
-        from pyhobbit.model.download import fetch, fetch_file  # takes half a second
+        if additional_files or local_dir is not None:
+            given: Any = (repo_id, filename, additional_files, local_dir, local_dir_use_symlinks, cache_dir)
+            return super().from_pretrained(*given, **arguments)  # type: ignore[return-value]
+        from pyhobbit.model.download import fetch  # takes half a second
 
         cache = None if cache_dir is None else Path(cache_dir)
-        if filename is None:
-            if additional_files or local_dir is not None:
-                raise ConfigError(
-                    "additional_files and local_dir need a filename; give the name of the GGUF file"
-                )
-            return cls(fetch(repo_id, cache=cache), **arguments)
-        folder = None if local_dir is None else Path(local_dir)
-        path = fetch_file(repo_id, filename, additional_files or (), local_dir=folder, cache=cache)
-        return cls(path, **arguments)
+        return cls(fetch(repo_id, pattern=filename, cache=cache), **arguments)
 
 
 if Hobbit.__doc__:  # not with python -OO

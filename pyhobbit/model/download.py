@@ -5,7 +5,7 @@ import contextlib
 import errno
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import islice
@@ -96,54 +96,34 @@ class Repo:
         return files
 
 
-def fetch(name: str, checkpoint: bool = False, *, cache: Path | None = None) -> Path:
+def fetch(
+    name: str, checkpoint: bool = False, *, pattern: str | None = None, cache: Path | None = None
+) -> Path:
     """Downloads a model unless the cache has it, file by file. Progress is on standard error.
 
     name: USER/NAME[:QUANT]; QUANT is the GGUF's label, a whole word of its name, or its path. All parts of a
     split model come, and the sidecar and calibration that lie beside it.
     checkpoint: without a QUANT, take the safetensors, configuration and tokenizer where there are any.
+    pattern: a glob for the path of the GGUF, in place of a QUANT.
     cache: default as huggingface_hub's, which HF_HOME changes; HF_ENDPOINT changes where files come from.
     Returns the GGUF, of a split one its first file, or the checkpoint's folder. Without a network what is in
     the cache already is taken. Raises ConfigError, HobbitError, KeyboardInterrupt.
     """
     user_and_name, quant = parse_repository(name)
-    repo = Repo(user_and_name, cache)
-
-    path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint), None)
-    return path if file_names.is_gguf(path) else path.parent
-
-
-def fetch_file(
-    name: str,
-    pattern: str,
-    additional: Sequence[str] = (),
-    *,
-    local_dir: Path | None = None,
-    cache: Path | None = None,
-) -> Path:
-    """As fetch(), for the one GGUF of the repository USER/NAME whose path matches a glob.
-
-    additional: globs of files that come along.  local_dir: folder to put the files into.
-    Raises HobbitError where the pattern matches no file or several.
-    """
-    user_and_name, quant = parse_repository(name)
-    if quant is not None:
+    if quant is not None and pattern is not None:
         raise ConfigError(f"'{name}' names a quantization; the pattern '{pattern}' picks the file already")
     repo = Repo(user_and_name, cache)
 
     def choose(files: Collection[str]) -> list[str]:
-        found = [file for file in sorted(files) if is_first(file) and fnmatch(file, pattern)]
-        if len(found) != 1:
-            what = f"several files match '{pattern}': {', '.join(found)}" if found else f"no '{pattern}'"
-            known = ", ".join(filter(is_first, sorted(files))) or "no GGUF file"
-            raise HobbitError(f"{repo.name} has {what}" + ("" if found else f"; it has {known}"))
-        others = [file for file in files if any(fnmatch(file, each) for each in additional)]
-        return list(dict.fromkeys([*whole(repo.name, found[0], files), *others]))
+        if pattern is None:
+            return _choose(repo, files, quant, checkpoint)
+        return whole(repo.name, _matched(repo, files, pattern), files)
 
-    return _fetch(repo, choose, local_dir)
+    path = _fetch(repo, choose)
+    return path if file_names.is_gguf(path) else path.parent
 
 
-def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]], local_dir: Path | None) -> Path:
+def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]]) -> Path:
     """Downloads the files that are chosen; returns the first."""
     try:
         sizes = repo.sizes()
@@ -154,19 +134,18 @@ def _fetch(repo: Repo, choose: Callable[[Collection[str]], list[str]], local_dir
     if is_model(files[0]) and files[0] in missing:
         repo.check(files[0], sizes)
     if "config.json" in files and not file_names.is_gguf(files[0]):
-        check_quantised(repo.name, _download(repo, "config.json", sizes["config.json"], local_dir))
+        check_quantised(repo.name, _download(repo, "config.json", sizes["config.json"]))
     hint = "make room, or set HF_HOME to a folder on another disk"
     check_room(repo.cache or Path(constants.HF_HUB_CACHE), sum(missing.values()), hint)
-    first, *_ = [_download(repo, file, sizes[file], local_dir) for file in files]
+    first, *_ = [_download(repo, file, sizes[file]) for file in files]
     return first
 
 
-def _download(repo: Repo, file: str, size: int, local_dir: Path | None) -> Path:
+def _download(repo: Repo, file: str, size: int) -> Path:
     if not repo.cached(file):  # the library's progress bar shows on terminals only
         print(f"pyhobbit: downloading {file} of {repo.name}, {format_size(size)}", file=sys.stderr)
     with _explained(repo):
-        path = hf_hub_download(repo.name, file, cache_dir=repo.cache, tqdm_class=_bounded(file, size))
-        return Path(path) if local_dir is None else _link(Path(path), local_dir / file)
+        return Path(hf_hub_download(repo.name, file, cache_dir=repo.cache, tqdm_class=_bounded(file, size)))
 
 
 def _bounded(file: str, size: int) -> type[tqdm]:
@@ -194,20 +173,6 @@ def _bounded(file: str, size: int) -> type[tqdm]:
     return Bounded
 
 
-def _link(path: Path, link: Path) -> Path:
-    """A file that is no link is left alone, and taken where it is as large. Raises HobbitError."""
-    if link.exists() and not link.is_symlink():
-        if link.is_file() and link.stat().st_size == path.stat().st_size:
-            return link
-        raise HobbitError(
-            f"{link} exists and differs from the repository's file; remove it, or choose another local_dir"
-        )
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(path.absolute())
-    return link
-
-
 # --- the files to download
 
 
@@ -229,6 +194,17 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
     models = models_of(repo, files)
     wanted = (each for quant in _DEFAULT_QUANTS for each in matching(repo.name, models, quant))
     return whole(repo.name, next(wanted, models[0]), files)
+
+
+def _matched(repo: Repo, files: Collection[str], pattern: str) -> str:
+    """The only GGUF whose path matches a glob. Raises HobbitError."""
+    known = [file for file in sorted(files) if is_first(file)]
+    found = [file for file in known if fnmatch(file, pattern)]
+    if len(found) > 1:
+        raise HobbitError(f"in {repo.name} several files match '{pattern}': {', '.join(found)}")
+    if not found:
+        raise HobbitError(f"{repo.name} has no '{pattern}'; it has {', '.join(known) or 'no GGUF file'}")
+    return found[0]
 
 
 def models_of(repo: Repo, files: Collection[str]) -> list[str]:

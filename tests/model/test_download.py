@@ -13,7 +13,7 @@ from huggingface_hub import hf_hub_download
 
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model import download
-from pyhobbit.model.download import fetch, fetch_file
+from pyhobbit.model.download import fetch
 
 BIG = gguf("big") + os.urandom(12 << 20)
 
@@ -228,46 +228,20 @@ def test_a_sidecar_and_a_calibration_come_along(hub: Hub, tmp_path: Path) -> Non
 
 
 def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
-    def get(repo: str, pattern: str, *additional: str, local_dir: Path | None = None) -> Path:
+    def get(repo: str, pattern: str) -> Path:
         with at(hub.endpoint):
-            return fetch_file(repo, pattern, additional, local_dir=local_dir, cache=tmp_path / "cache")
+            return fetch(repo, pattern=pattern, cache=tmp_path / "cache")
 
     assert get("user/many", "*Q8_0.gguf").read_bytes() == gguf("q8")
-    folder = tmp_path / "here"
-    path = get("user/split", "*Q6_K*.gguf", local_dir=folder)
-    assert path == folder / "Q6_K" / "Model-Q6_K-00001-of-00003.gguf"
+    path = get("user/split", "*Q6_K*.gguf")
+    assert path.name == "Model-Q6_K-00001-of-00003.gguf"
     assert [each.read_bytes() for each in sorted(path.parent.iterdir())] == [gguf("1"), gguf("2"), gguf("3")]
-    assert path.is_symlink()
-    assert get("user/split", "*Q6_K*.gguf", local_dir=folder) == path
-    path.unlink()
-    path.write_bytes(gguf("x"))
-    assert get("user/split", "*Q6_K*.gguf", local_dir=folder) == path
-    assert path.read_bytes() == gguf("x")  # as large as the repository's: it is left alone, as all files are
-    path.write_bytes(b"mine")
-    with pytest.raises(HobbitError, match=r"00001-of-00003.gguf exists and differs from the repository"):
-        get("user/split", "*Q6_K*.gguf", local_dir=folder)
-    assert path.read_bytes() == b"mine"
-    path = get("user/many", "*q4_k_m.gguf", "mmproj*", "README.md")
-    assert {each.name for each in path.parent.iterdir()} >= {"mmproj-F16.gguf", "README.md"}
     with pytest.raises(HobbitError, match=r"has no '.*Q5.*'; it has Model-Q8_0.gguf, "):
         get("user/many", "*Q5*")
     with pytest.raises(HobbitError, match=r"several files match '.*': Model-Q8_0.gguf, Model-q4_k_m.gguf"):
         get("user/many", "Model-[qQ][48]*")
     with pytest.raises(ConfigError, match="picks the file already"):
         get("user/many:Q8_0", "*")
-
-
-def test_a_folder_without_links_is_named(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "stick"
-
-    def refuse(source: str, target: str, *_: object, **__: object) -> None:  # as FAT does
-        if Path(target).is_relative_to(folder):
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
-
-    monkeypatch.setattr(os, "symlink", refuse)
-    said = r"stored: .*stick/Model-Q8_0.gguf: Operation not permitted"
-    with at(hub.endpoint), pytest.raises(HobbitError, match=said):
-        fetch_file("user/many", "*Q8_0.gguf", local_dir=folder, cache=tmp_path / "cache")
 
 
 #
