@@ -44,7 +44,7 @@ def convert(options: Options) -> Path | None:
             return _drop_high(options, output, options.drop_high)
         if options.model.is_dir():
             return _convert_checkpoint(options, output)
-        return _convert_gguf(options, output, read_model(options.model, stacks=not options.sidecar))
+        return _convert_gguf(options, output, read_model(options.model))
     except NotFiniteError as error:
         raise HobbitError(f"{error}: the model is damaged, download it or make it again") from error
     except OSError as error:

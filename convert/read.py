@@ -7,21 +7,19 @@ from pathlib import Path
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.gguf_file import GgufFile, TensorInfo
 from pyhobbit.model.loading import check_loads
-from pyhobbit.model.model_file import SEPARATE_EXPERT, check_form, model_parts
+from pyhobbit.model.model_file import check_form, model_parts
 from pyhobbit.model.names import check_model_file
 from pyhobbit.model.tiers import routed_part
 
 
-def read_model(path: Path, stacks: bool = True) -> GgufFile:
+def read_model(path: Path) -> GgufFile:
     """The model in a GGUF file, or in it and its other splits: as one file without keys of splits.
 
-    stacks: tensors of single experts, as llama.cpp once wrote them, become one per layer and part.
     Raises HobbitError if a file is missing or damaged, or if the model cannot be loaded or given tiers.
     """
     check_model_file(path)
     files = model_parts(path)
-    if not stacks:
-        check_form(files)
+    check_form(files)
     tensors = tuple(tensor for file in files for tensor in file.tensors)
     names = {tensor.name for tensor in tensors}
     if len(names) != len(tensors):
@@ -29,31 +27,11 @@ def read_model(path: Path, stacks: bool = True) -> GgufFile:
     first = files[0]
     if "hobbit.version" in first.metadata or "hobbit.tiers" in first.metadata:
         raise HobbitError(f"{path} already has tiers: convert the model that it was made from")
-    stacked = _stacked(path, tensors)
-    check_routed(path, stacked)
-    if stacked == tensors and "tokenizer.ggml.model" in first.metadata:  # else it is only a part of a model
+    check_routed(path, tensors)
+    if "tokenizer.ggml.model" in first.metadata:  # else it is only a part of a model
         check_loads(path)
     metadata = {key: entry for key, entry in first.metadata.items() if not key.startswith("split.")}
-    return GgufFile(first.path, sum(file.size for file in files), metadata, stacked)
-
-
-def _stacked(path: Path, tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
-    """The tensors, those of single experts as pieces of one for each layer and part."""
-    experts: dict[str, dict[int, TensorInfo]] = {}
-    others = []
-    for tensor in tensors:
-        if found := SEPARATE_EXPERT.fullmatch(tensor.name):
-            experts.setdefault(f"{found[1]}_exps.weight", {})[int(found[2])] = tensor
-        else:
-            others.append(tensor)
-    for name, parts in experts.items():
-        first = next(iter(parts.values()))
-        alike = {(each.type, each.ne) for each in parts.values()} == {(first.type, first.ne)}
-        if sorted(parts) != list(range(len(parts))) or not alike or len(first.ne) != 2:
-            raise HobbitError(f"{path} lacks an expert of {name}, or its experts differ: download it again")
-        places = tuple((parts[i].path, parts[i].offset) for i in range(len(parts)))
-        others.append(TensorInfo(name, first.type, (*first.ne, len(parts)), first.path, first.offset, places))
-    return tuple(others)
+    return GgufFile(first.path, sum(file.size for file in files), metadata, tensors)
 
 
 def check_routed(path: Path, tensors: Sequence[TensorInfo]) -> None:

@@ -17,7 +17,7 @@ from pyhobbit.model.router import Gating, Router
 from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
 from pyhobbit.settings.config import Setting
 
-SEPARATE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
+_SEPARATE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 _OLLAMAS_TENSOR = re.compile(r"v\..*|mm\..*|blk\.\d+\.ssm_dt")
 
 
@@ -226,9 +226,9 @@ def check_form(files: Sequence[GgufFile]) -> None:
     """Raises LoadError for models in a form that llama.cpp does not load, though they are whole."""
     keys, names = files[0].metadata, [tensor.name for file in files for tensor in file.tensors]
     path = files[0].path
-    if any(map(SEPARATE_EXPERT.fullmatch, names)):
+    if any(map(_SEPARATE_EXPERT.fullmatch, names)):
         raise LoadError(
-            f"{path} has one tensor per expert, as llama.cpp once wrote them: pyhobbit convert stacks them"
+            f"{path} has one tensor per expert, as llama.cpp once wrote them: take a newer file of the model"
         )
     sections = next((key for key in keys if key.endswith(".rope.dimension_sections")), None)
     if (

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ from convert_fixtures import (
     write_moe,
 )
 from gguf import GGMLQuantizationType, GGUFReader
-from models import copy_gguf
 
 from pyhobbit.convert import write
 from pyhobbit.convert.options import Options
@@ -182,23 +180,6 @@ def test_result_does_not_depend_on_pieces_or_threads(model: Path, monkeypatch: p
     whole = convert(Options(model, low="q3_k", high="q8_0", threads=1)).read_bytes()
     monkeypatch.setattr(write, "_MAX_PIECE_BYTES", 12345)
     assert convert(Options(model, low="q3_k", high="q8_0", threads=3, force=True)).read_bytes() == whole
-
-
-def test_experts_in_tensors_of_their_own_are_cut_between_rows(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def apart(name: str, data: np.ndarray) -> list[tuple[str, np.ndarray]]:
-        part = re.fullmatch(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight", name)
-        return [(f"{part[1]}.{i}.weight", each) for i, each in enumerate(data)] if part else [(name, data)]
-
-    whole = tensor_bytes(convert(Options(model, low="q3_k", high="q8_0")))
-    old = copy_gguf(model, model.with_name("old.gguf"), edit=apart)
-    assert "blk.1.ffn_up.3.weight" in tensor_bytes(old)
-    monkeypatch.setattr(write, "_MAX_PIECE_BYTES", 1000)  # no whole number of rows
-    output = tensor_bytes(convert(Options(old, low="q3_k", high="q8_0")))
-    assert output.keys() == whole.keys()
-    for name, data in whole.items():
-        np.testing.assert_array_equal(output[name], data, err_msg=name)
 
 
 def test_split_model_becomes_one_file(tmp_path: Path) -> None:

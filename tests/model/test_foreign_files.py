@@ -12,17 +12,13 @@ from pathlib import Path
 import models
 import pytest
 from fake_hub import Hub, at, serving
-from foreign import FORMS, Make, beside, keys, separate
+from foreign import FORMS, Make, beside, keys
 
 from pyhobbit.cli.several_models import find_models
-from pyhobbit.convert.options import Options
-from pyhobbit.convert.pipeline import convert
-from pyhobbit.convert.read import read_model
 from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.download import fetch
 from pyhobbit.model.downloaded import models_in
 from pyhobbit.model.gguf_file import read_gguf
-from pyhobbit.model.loading import check_loads
 from pyhobbit.model.model_file import check_form
 from pyhobbit.model.names import check_model_file
 
@@ -75,24 +71,6 @@ def test_forms_of_ollama_are_known_by_their_headers(tmp_path: Path, make: Make) 
     make(tmp_path / "m.gguf")
     with pytest.raises(LoadError, match="is in Ollama's own form"):
         check_form([read_gguf(tmp_path / "m.gguf")])
-
-
-@pytest.mark.slow
-def test_convert_stacks_single_experts(tmp_path: Path) -> None:
-    models.copy_gguf(models.tiny(), tmp_path / "old.gguf", edit=separate)
-    made = read_model(tmp_path / "old.gguf")
-    output = convert(Options(tmp_path / "old.gguf", low="q4_0"))
-    check_loads(output)
-    expected = convert(Options(models.tiny(), low="q4_0", output=tmp_path / "tiny.gguf"))
-    values = {each.name: each for each in read_gguf(expected).tensors}
-    for tensor in read_gguf(output).tensors:
-        same = values[tensor.name]
-        assert tensor.ne == same.ne
-        with tensor.path.open("rb") as ours, same.path.open("rb") as theirs:
-            ours.seek(tensor.offset)
-            theirs.seek(same.offset)
-            assert ours.read(tensor.nbytes) == theirs.read(same.nbytes)
-    assert any(tensor.chunks for tensor in made.tensors)
 
 
 def test_raw_pieces_are_named(tmp_path: Path) -> None:
