@@ -93,8 +93,6 @@ def run(args: argparse.Namespace) -> int:
     path = report.calibration.write(args.model)
     text, is_faster = _in_short(args.model, config.engine, report)
     print(f"In short: {text}")
-    if report.low_alone_holds:
-        print("a plain model in the low tier's type, by pyhobbit llama quantize, keeps the limit as well")
     applies = "it applies automatically from now on"
     if not is_faster and _PRECISION.isdisjoint(read_options(args.model)):
         own = write_options(args.model, {"quality": "lossless"}).name
@@ -120,8 +118,6 @@ def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") ->
     share = quality.bytes_per_token / report.high_bytes_per_token
     found = f"{share:.0%} of the bytes per token, {1 - quality.same_top1:.0%} of the next tokens change, "
     found += f"total variation {quality.total_variation:.2g}"
-    if report.static_low:
-        found += f", {report.static_low:.0%} of the experts are low for all tokens"
     n_checked = CalibrationConfig.min_checked
     found += "" if report.checks else f" (not checked on other text, which takes {n_checked} parts)"
     try:

@@ -2,7 +2,6 @@
 """Calibration: what a model does on a text, and the settings that follow."""
 
 import hashlib
-import math
 import shlex
 import sys
 import time
@@ -62,13 +61,12 @@ class _Known:
 
 @dataclass
 class _Found:
-    """The best of each rule, its check, costs and all low. fast: by rule, with _FAST times the limit."""
+    """The best of each rule, its check, and costs. fast: by rule, with _FAST times the limit."""
 
     by_rule: dict[str, Quality] = field(default_factory=dict)
     checks: dict[str, Quality] = field(default_factory=dict)
     fast: dict[str, Quality] = field(default_factory=dict)
     costs: Costs | None = None
-    low_alone: Quality | None = None
 
     @property
     def rule(self) -> str:
@@ -91,12 +89,9 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
         known = _know(evaluator, chunks, memo, config)
         if "gate" in config.rules or not known.info.has_low_tier:
             _try_gate(evaluator, known, found)
-    if known.info.has_low_tier:
-        by_price = [rule for rule in config.rules if rule != "gate"]
-        rule = by_price[0] if by_price else "price"
-        with Evaluator(model, config.engine, rule=rule) as evaluator:
-            _try_low_alone(evaluator, known, found)
-            if by_price:
+    for rule in config.rules if known.info.has_low_tier else ():
+        if rule != "gate":
+            with Evaluator(model, config.engine, rule=rule) as evaluator:
                 _try_price(evaluator, known, found, config)
     return _report(model, config, known, found)
 
@@ -174,7 +169,7 @@ def _takes(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibrat
         n_check = config.n_check(n)
         n_trials = (n - n_check) * sum(TYPICAL_TRIALS[rule] for rule in config.rules)
         n_checks = n_check * TYPICAL_CHECKS * len(config.rules)
-        return chunk_s * (2 * n + n_trials + n_checks + min(n - n_check, config.cost_chunks) * n_costs)
+        return chunk_s * (n + n_trials + n_checks + min(n - n_check, config.cost_chunks) * n_costs)
 
     whole = format_duration(seconds(n_chunks))
     text = f"this takes about {whole} for {n_chunks} chunks of {evaluator.n_ctx} tokens"
@@ -248,17 +243,6 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
     _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_price(trials, bound, costs, seen))
 
 
-def _try_low_alone(evaluator: Evaluator, known: _Known, found: _Found) -> None:
-    """Everything in low precision, which Eq. 2 cannot ask for; on the chunks that check, if there are any."""
-    n_layers, n = known.info.n_layers, known.n_fit % len(known.chunks)
-    chunks, reference = known.chunks[n:], known.reference[n:]
-    evaluator.set_costs(Costs((0.0,) * n_layers, (math.inf,) * n_layers))
-    with progress_bar("low tier", known.n_tokens, unit=" tokens") as bar:
-        found.low_alone = known.memo.measured(
-            "low alone", lambda: evaluator.measure(chunks, reference, bar.update, price=1.0)
-        )
-
-
 def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:
     info, seen = known.info, known.seen
     fit, low_shares = _fit_cache(known, found)
@@ -284,9 +268,6 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
         checks=found.checks,
         high_bytes_per_token=info.token_bytes_high,
         cache=fit,
-        low_alone=found.low_alone,
-        low_alone_holds=found.low_alone is not None and known.bound.holds(found.low_alone),
-        static_low=_static_low(known, found),
     )
 
 
@@ -300,14 +281,6 @@ def _further_numbers(bound: Bound, found: _Found, low_shares: dict[str, float]) 
             for name in ("mean_kl", "kl_at_most", "perplexity_ratio", "ratio_at_most"):
                 numbers[f"{rule}.{part}.{name}"] = getattr(quality, name)
     return numbers | ({"confidence": CONFIDENCE} if found.checks else {})
-
-
-def _static_low(known: _Known, found: _Found) -> float | None:
-    if found.rule != "edgemoe" or found.costs is None:
-        return None
-    saved = 1 - known.info.mean_expert_bytes[1] / known.info.mean_expert_bytes[0]
-    price = found.by_rule[found.rule].numbers["price"]
-    return float(np.mean(np.array(found.costs.low) < price * saved))
 
 
 def profile(

@@ -21,8 +21,6 @@ class CalibrationReport:
     high_bytes_per_token: with everything in high precision.
     by_rule: the best of each rule that was tried, on the text its numbers were chosen on. checks: the same
     settings on the half that the fit has not seen; empty without one.
-    low_alone: with everything in low precision, on the half that checks; low_alone_holds: True if that keeps
-    the bound. static_low: with the rule edgemoe, share of the experts that are low for all tokens.
     """
 
     calibration: Calibration
@@ -34,9 +32,6 @@ class CalibrationReport:
     checks: dict[str, Quality]
     high_bytes_per_token: float
     cache: CacheFit
-    low_alone: Quality | None = None
-    low_alone_holds: bool = False
-    static_low: float | None = None
 
     @property
     def quality(self) -> Quality:

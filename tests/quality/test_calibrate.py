@@ -118,9 +118,6 @@ def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str,
     assert 0 < quality["mean_kl"] <= 0.02
     assert quality["bytes_per_token"] < 0.9 * found["high_bytes_per_token"]
     assert quality["share_low"] > 0
-    assert found["low_alone"]["share_low"] == 1
-    assert found["low_alone"]["mean_kl"] > quality["mean_kl"]
-    assert found["low_alone_holds"] is False
     assert set(found["by_rule"]) == {"gate", "price"}
     assert all(0 < of["mean_kl"] <= 0.02 for of in found["by_rule"].values())
     assert found["calibration"]["rule"] == "price"
@@ -371,12 +368,10 @@ def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path)
         found = json.loads(done.stdout, parse_constant=pytest.fail)  # Infinity is not JSON
         assert set(found["by_rule"]) == {rule}
         assert found["calibration"]["rule"] == rule
-        assert found["low_alone"]["share_low"] == 1
     quality, costs = found["by_rule"]["edgemoe"], found["calibration"]["costs"]
     assert len(costs["low"]) == 6 * 8
     assert costs["skip"] == [None] * 6 * 8
     assert 0 < quality["mean_kl"] <= 0.02
-    assert 0 < found["static_low"] < 1
     assert quality["share_skipped"] == 0 < quality["share_low"] < 1
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000))) as engine:
         assert engine.info().price == found["calibration"]["price"] > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 
@@ -34,7 +33,6 @@ def files(tmp_path_factory: pytest.TempPathFactory, run_pyhobbit: RunPyhobbit) -
     quick = ("--set", "rule=edgemoe", "--chunks", 4, "--ctx", 64, "--threads", 1)
     done = run_pyhobbit("calibrate", full, "--text", HELDOUT, *quick)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"total variation \S+, [1-9]\d*% of the experts are low for all tokens", done.stdout)
     done = run_pyhobbit("convert", "--set", "drop_high=0.5", full)
     assert done.returncode == 0, done.stderr
     assert "24 of 48 experts have a high version" in done.stderr
