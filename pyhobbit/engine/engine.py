@@ -14,12 +14,11 @@ from typing import Literal
 from pyhobbit._tables import Latency
 from pyhobbit.engine.beams import Branches, Hypothesis, search
 from pyhobbit.engine.cached import CachedModel, Tally
-from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, Message
+from pyhobbit.engine.chat_format import ChatFormat, ChatPrompt, ChatReader, Message, TextReader
 from pyhobbit.engine.drafts import Decoder, Governor
 from pyhobbit.engine.llama import LoadedModel, Sampler, Watch
 from pyhobbit.engine.placement import Placed, choose
 from pyhobbit.engine.plan import open_session
-from pyhobbit.engine.reader import ChatReader, TextReader
 from pyhobbit.engine.session import Session
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.errors import ConfigError, HobbitError

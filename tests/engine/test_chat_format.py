@@ -7,8 +7,7 @@ import models
 import pytest
 
 from pyhobbit import Engine, EngineConfig, HobbitError
-from pyhobbit.engine.chat_format import ChatFormat
-from pyhobbit.engine.reader import ChatReader, Said
+from pyhobbit.engine.chat_format import ChatFormat, ChatReader, Said
 
 pytestmark = pytest.mark.model
 
