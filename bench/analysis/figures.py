@@ -88,6 +88,12 @@ def path_shares(experts: np.ndarray) -> np.ndarray:
     return np.sort(counts)[::-1] / len(experts)
 
 
+def placement_hits(uses: np.ndarray, share: float) -> tuple[float, float]:
+    """Shares of the uses that the most used and the least used `share` of the experts take (Twiddler)."""
+    ranked, n = np.sort(uses, axis=None), round(share * uses.size)
+    return float(ranked[ranked.size - n :].sum() / ranked.sum()), float(ranked[:n].sum() / ranked.sum())
+
+
 def threshold_for_share(scores: np.ndarray, share: float) -> float:
     """The threshold above which the least important `share` of selections lies, as near as ties allow.
 

@@ -17,7 +17,6 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.router import Router
 from pyhobbit.quality import evaluate
 from pyhobbit.quality.calibration import profile, routes
-from pyhobbit.quality.report import placement_hits
 from pyhobbit.routing.observe import Observations, Recorder, observed
 from pyhobbit.routing.rules import unimportance
 from pyhobbit.routing.trace import BELADY, Simulation, policy_names, read_trace, simulate, use_rates
@@ -81,7 +80,7 @@ def _uses(seen: Observations, n_experts: int) -> Iterator[Figure]:
     series = {"tokens": of_paths[some]}
     yield figure("lines", "EdgeMoE Fig. 4", title, x=places, series=series, x_label=label)
     uses = np.stack([np.bincount(each.ravel(), minlength=n_experts) for each in seen.by_layer().values()])
-    hits = [(share, *placement_hits(uses, share)) for share in (56 / 256, 125 / 256)]
+    hits = [(share, *figures.placement_hits(uses, share)) for share in (56 / 256, 125 / 256)]
     title = "uses by the most used; hits of the most used, random and least used: " + "; ".join(
         f"{n:.0%} placed: {best:.1%}, {n:.1%}, {worst:.1%}" for n, best, worst in hits
     )

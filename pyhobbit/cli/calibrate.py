@@ -22,7 +22,7 @@ from pyhobbit.settings.config import CalibrationConfig, EngineConfig
 from pyhobbit.settings.table import Key
 
 if TYPE_CHECKING:
-    from pyhobbit.quality.report import CalibrationReport
+    from pyhobbit.quality.calibration import CalibrationReport
 
 # The others are what calibration finds, or do not change what is measured.
 _SETTINGS = ("memory", "pools", "io_threads", "sidecar")

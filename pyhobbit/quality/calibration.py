@@ -2,13 +2,15 @@
 """Calibration: what a model does on a text, and the settings that follow."""
 
 import hashlib
+import math
 import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -23,7 +25,6 @@ from pyhobbit.quality import search
 from pyhobbit.quality.costs import CostRuns
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
 from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
-from pyhobbit.quality.report import CalibrationReport
 from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS, Bound, Trials
 from pyhobbit.quality.stored import Calibration, Measurements, digest_of
 from pyhobbit.routing.observe import Observations, Recorder, observed
@@ -72,6 +73,39 @@ class _Found:
     def rule(self) -> str:
         """The one that asks for the fewest bytes."""
         return min(self.by_rule, key=lambda rule: self.by_rule[rule].bytes_per_token)
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """Results of a calibration, and their basis.
+
+    calibration: is stored beside the model.  n_tokens, n_chunks: of the text that was used. has_low_tier:
+    without one only the cache is fitted. bound: limit on the loss of quality, for people.
+    high_bytes_per_token: with everything in high precision.
+    by_rule: the best of each rule that was tried, on the text its numbers were chosen on. checks: the same
+    settings on the half that the fit has not seen; empty without one.
+    """
+
+    calibration: Calibration
+    n_tokens: int
+    n_chunks: int
+    has_low_tier: bool
+    bound: str
+    by_rule: dict[str, Quality]
+    checks: dict[str, Quality]
+    high_bytes_per_token: float
+    cache: CacheFit
+
+    @property
+    def quality(self) -> Quality:
+        """Quality of the chosen rule."""
+        return self.by_rule[self.calibration.rule]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON. None: infinite, or not known."""
+        values = {**asdict(self), "quality": asdict(self.quality)}
+        del values["calibration"]["paths"]  # long, and for the engine alone
+        return {name: _for_json(value) for name, value in values.items()}
 
 
 def calibrate(model: Path, text: Path, config: CalibrationConfig) -> CalibrationReport:
@@ -342,3 +376,12 @@ def routes(seen: Observations, tokens: slice) -> np.ndarray:
     chosen["weight"] = 1.0 if seen.weights is None else seen.weights[tokens]
     chosen["counted"] = 1
     return chosen[:, seen.is_used].ravel()
+
+
+def _for_json(value: Any) -> Any:
+    """JSON has no numbers that are not finite, such as the cost of what a rule never does."""
+    if isinstance(value, dict):
+        return {key: _for_json(item) for key, item in (value | value.pop("numbers", {})).items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

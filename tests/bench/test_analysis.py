@@ -222,3 +222,10 @@ def test_what_the_engine_does_not_see_is_left_out() -> None:
 def test_routers_that_do_not_explain_the_choice_predict_nothing() -> None:
     seen, routers = _routed(3, 8, 2)
     assert not list(routing._ahead(seen, seen.layers, routers[::-1]))
+
+
+def test_a_placement_hits_the_uses_of_its_experts() -> None:
+    uses = np.array([[1, 5, 0, 2], [3, 0, 8, 1]])
+    assert figures.placement_hits(uses, 0.25) == (13 / 20, 0)
+    assert figures.placement_hits(uses, 0.5) == (18 / 20, 2 / 20)
+    assert figures.placement_hits(uses, 1.0) == (1, 1)

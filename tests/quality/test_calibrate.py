@@ -25,7 +25,6 @@ from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.quality import calibration
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
-from pyhobbit.quality.report import placement_hits
 from pyhobbit.quality.stored import Calibration, Measurements
 from pyhobbit.routing.trace import policy_names
 from pyhobbit.settings.config import CalibrationConfig, format_duration
@@ -124,13 +123,6 @@ def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str,
     assert found["by_rule"]["price"]["bytes_per_token"] < found["by_rule"]["gate"]["bytes_per_token"]
     assert found["n_tokens"] == 4 * 32
     assert found["checks"] == {}
-
-
-def test_a_placement_hits_the_uses_of_its_experts() -> None:
-    uses = np.array([[1, 5, 0, 2], [3, 0, 8, 1]])
-    assert placement_hits(uses, 0.25) == (13 / 20, 0)
-    assert placement_hits(uses, 0.5) == (18 / 20, 2 / 20)
-    assert placement_hits(uses, 1.0) == (1, 1)
 
 
 def test_the_engine_uses_the_calibration_unless_told_otherwise(
