@@ -65,7 +65,7 @@ class _Fitted:
             self.costs[rule] = runs.by_layer() if rule == "price" else runs.by_expert()
 
     def cheapest(self, rule: str, max_kl: float) -> Quality:
-        bound = Bound(None, max_kl)
+        bound = Bound(max_kl)
         if rule == "gate":
             return cheapest_by_gate(self._trials[rule], bound, unimportance(observed(self.seen.weights)))
         return cheapest_by_price(self._trials[rule], bound, self.costs[rule], self.seen)

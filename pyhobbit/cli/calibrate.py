@@ -48,9 +48,8 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="GGUF file; of a split model its first file")
     add("--text", type=Path, required=True, metavar="FILE", help="a text of the kind that you ask about")
-    what = "limit on the increase of perplexity (default: 1, without --max-kl)"
-    add("--max-ppl-increase", type=float, metavar="PERCENT", help=what)
-    what = "limit on the mean KL divergence from the predictions in high precision"
+    what = "limit on the mean KL divergence from the predictions in high precision "
+    what += f"(default: {CalibrationConfig.default_max_kl})"
     add("--max-kl", type=float, metavar="NATS", help=what)
     what = "most parts of the text, half of which check the limit (default: %(default)s)"
     add("--chunks", type=int, default=CalibrationConfig.max_chunks, metavar="N", help=what)
@@ -67,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"pyhobbit: {options_path(args.model).name} sets {', '.join(options)}", file=sys.stderr)
     config = CalibrationConfig(
         engine=engine_config(args, without=("rule",)),
-        max_ppl_increase=None if args.max_ppl_increase is None else args.max_ppl_increase / 100,
         max_kl=args.max_kl,
         max_chunks=args.chunks,
         rule=args.rule,

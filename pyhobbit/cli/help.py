@@ -16,7 +16,7 @@ from pyhobbit.settings.table import NAMED, Key
 
 COMMON: Mapping[str, Collection[str]] = {
     "bench": ("model", "--prompts", "-n", "--json", "--memory", "--ctx", "--quality"),
-    "calibrate": ("model", "--text", "--max-ppl-increase", "--max-kl", "--chunks", "--memory"),
+    "calibrate": ("model", "--text", "--max-kl", "--chunks", "--memory"),
     "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--quality"),
     "config": ("model", "--write", "--memory", "--ctx", "--quality", "--json"),
     "convert": ("model", "-o", "--low", "--low-from", "--high", "--imatrix", "--sidecar", "--dry-run"),

@@ -133,8 +133,7 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
 def _chunks(
     evaluator: Evaluator, model: Path, text: Path, content: str, config: CalibrationConfig
 ) -> list[Chunk]:
-    bounded = config.max_kl is not None or config.max_ppl_increase is not None
-    if (bounded or config.rule) and not evaluator.info.has_low_tier:
+    if (config.max_kl is not None or config.rule) and not evaluator.info.has_low_tier:
         raise HobbitError(
             f"{model} has no low tier whose cost could be bounded; add one with: "
             f"pyhobbit convert --sidecar {shlex.quote(str(model))}"
@@ -174,7 +173,7 @@ def _know(evaluator: Evaluator, chunks: list[Chunk], memo: Measurements, config:
         n_fit=len(chunks) - n_check,
         reference=reference,
         seen=seen,
-        bound=Bound.of(config, is_sure=n_check > 0),
+        bound=Bound(config.default_max_kl if config.max_kl is None else config.max_kl, n_check > 0),
         memo=memo,
     )
 
@@ -306,13 +305,12 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
 
 
 def _further_numbers(bound: Bound, found: _Found, low_shares: dict[str, float]) -> dict[str, float]:
-    limits = {"max_ppl_increase": bound.max_increase, "max_kl": bound.max_kl}
-    numbers = {name: limit for name, limit in limits.items() if limit is not None}
+    numbers = {"max_kl": bound.max_kl}
     numbers |= {f"{rule}.low_share": share for rule, share in low_shares.items()}
     numbers |= {f"fast.{name}": number for name, number in found.fast[found.rule].numbers.items()}
     for part, measured in {"fit": found.by_rule, "check": found.checks}.items():
         for rule, quality in measured.items():
-            for name in ("mean_kl", "kl_at_most", "perplexity_ratio", "ratio_at_most"):
+            for name in ("mean_kl", "kl_at_most", "perplexity_ratio"):
                 numbers[f"{rule}.{part}.{name}"] = getattr(quality, name)
     return numbers | ({"confidence": CONFIDENCE} if found.checks else {})
 

@@ -51,7 +51,7 @@ class Quality:
     share_*: of the (token, expert) selections.
     bytes_per_token: of the experts that a token asks for, as if none were resident.
     bytes_read_per_token: what was read, which depends on pools and batch.
-    *_at_most: bounds with CONFIDENCE, see upper_bound(); infinite for too few chunks.
+    kl_at_most: bound with CONFIDENCE, see upper_bound(); infinite for too few chunks.
     """
 
     numbers: dict[str, Any]
@@ -67,7 +67,6 @@ class Quality:
     bytes_per_token: float
     bytes_read_per_token: float
     kl_at_most: float
-    ratio_at_most: float
 
 
 def measure_now(_name: str, measure: Callable[[], Quality]) -> Quality:
@@ -235,9 +234,6 @@ class Evaluator(Closing):
             bytes_per_token=asked / n,
             bytes_read_per_token=counted.bytes_read / sum(map(len, chunks)),
             kl_at_most=upper_bound([np.mean(of.divergence) for of in compared]),
-            ratio_at_most=math.exp(
-                upper_bound([np.mean(of.surprise - of.reference_surprise) for of in compared])
-            ),
         )
 
     def _scored_logits(self, chunk: Chunk) -> np.ndarray:

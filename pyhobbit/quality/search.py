@@ -3,7 +3,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +12,6 @@ from pyhobbit._tables import RULES
 from pyhobbit.quality.evaluate import Chunk, Costs, Evaluator, Memo, Progress, Quality, measure_now
 from pyhobbit.routing.observe import Observations, observed
 from pyhobbit.routing.rules import losses
-from pyhobbit.settings.config import CalibrationConfig
 
 T = TypeVar("T")
 
@@ -33,47 +32,31 @@ _PRICE_STEPS = 256  # quantiles of the prices at which some use changes its prec
 
 @dataclass(frozen=True)
 class Bound:
-    """Limit on the loss by low precision: relative increase of perplexity, mean KL divergence in nats;
-    None: any. is_sure: it holds where the measured upper bounds lie within, not where the means do.
+    """Limit on the mean KL divergence by low precision, in nats.
+
+    is_sure: it holds where the measured upper bound lies within, not where the mean does.
     """
 
-    max_increase: float | None
-    max_kl: float | None
+    max_kl: float
     is_sure: bool = False
 
-    @staticmethod
-    def of(config: CalibrationConfig, is_sure: bool = False) -> "Bound":
-        is_given = config.max_kl is not None or config.max_ppl_increase is not None
-        increase = config.max_ppl_increase if is_given else config.default_ppl_increase
-        return Bound(increase, config.max_kl, is_sure)
-
     def __str__(self) -> str:
-        bounds = []
-        if self.max_increase is not None:
-            bounds.append(f"perplexity at most {self.max_increase:+.3%}")
-        if self.max_kl is not None:
-            bounds.append(f"KL divergence at most {self.max_kl:g}")
-        return ", ".join(bounds)
+        return f"KL divergence at most {self.max_kl:g}"
 
     def holds(self, quality: Quality) -> bool:
         """True if a measured setting is within the bound."""
-        return all(value <= limit for value, limit in self._measured(quality))
+        return self._measured(quality) <= self.max_kl
 
     def tightened(self, checked: Quality, by: "Bound") -> "Bound":
-        """A smaller one, by as much as another is exceeded."""
-        ratios = [limit / value for value, limit in by._measured(checked) if value > limit]
-        return self.scaled(_MARGIN * min(ratios, default=1.0))
+        """A smaller one, by as much as a check exceeds another."""
+        return self.scaled(_MARGIN * by.max_kl / by._measured(checked))
 
     def scaled(self, factor: float) -> "Bound":
-        """This bound with its limits multiplied by factor."""
-        increase, kl = (limit and factor * limit for limit in (self.max_increase, self.max_kl))
-        return Bound(increase, kl, self.is_sure)
+        """This bound with its limit multiplied by factor."""
+        return replace(self, max_kl=factor * self.max_kl)
 
-    def _measured(self, of: Quality) -> list[tuple[float, float]]:
-        """Values beside their limits."""
-        ratio, kl = (of.ratio_at_most, of.kl_at_most) if self.is_sure else (of.perplexity_ratio, of.mean_kl)
-        pairs = ((ratio - 1, self.max_increase), (kl, self.max_kl))
-        return [(value, limit) for value, limit in pairs if limit is not None]
+    def _measured(self, of: Quality) -> float:
+        return of.kl_at_most if self.is_sure else of.mean_kl
 
 
 @dataclass

@@ -26,7 +26,7 @@ from pyhobbit.settings.config import CacheConfig
 from pyhobbit.settings.table import KEYS, NUMBERS, default
 
 _ARCHITECTURE = "hobbit-calibration"
-_VERSION = 4  # the form of Measurements
+_VERSION = 5  # the form of Measurements
 _SAMPLE_BYTES = 4096  # hashed per tensor
 # Mean divergence at the thresholds that convert stores, by the low tier's type: docs/quality.md
 _KNOWN_KL = {"q4_0": "0.0002 to 0.011", "q3_k": "0.0007", "q2_k": "0.002"}
@@ -151,7 +151,7 @@ def _expected_loss(model: Path, precision: str, sidecar: Path | None) -> str:
         file, unknown = read_gguf(path), math.nan
         of = f"hobbit.{file.get('hobbit.rule', 'gate')}"
         kl = file.get(f"{of}.check.kl_at_most", file.get(f"{of}.fit.mean_kl", unknown))
-        ratio = file.get(f"{of}.check.ratio_at_most", file.get(f"{of}.fit.perplexity_ratio", unknown))
+        ratio = file.get(f"{of}.check.perplexity_ratio", file.get(f"{of}.fit.perplexity_ratio", unknown))
         return f"KL divergence up to {kl:.2g} nats, perplexity {ratio - 1:+.2%}, as calibrated"
     kind = next(iter(read_model_file(model, sidecar).tiers[-1].types))
     if kind in _KNOWN_KL and precision == "t1 0.6, t2 1":

@@ -377,21 +377,19 @@ class ChatConfig:
 class CalibrationConfig:
     """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: the most that are used.
 
-    max_ppl_increase: bound on the relative increase of perplexity, 0.01 for 1 %.  max_kl: bound on the mean
-    Kullback-Leibler divergence, in nats. With both, both hold; with neither, `default_ppl_increase`.
+    max_kl: bound on the mean Kullback-Leibler divergence, in nats; None takes `default_max_kl`.
     rule: "gate", "price" or "edgemoe"; None tries the first two and keeps the one that reads less.
     cost_chunks: chunks on which costs are measured.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
-    max_ppl_increase: float | None = None
     max_kl: float | None = None
     max_chunks: int = 32
     rule: str | None = None
     cost_chunks: int = 4
 
     default_n_ctx: ClassVar[int] = 512
-    default_ppl_increase: ClassVar[float] = 0.01
+    default_max_kl: ClassVar[float] = 0.01
     min_chunks: ClassVar[int] = 4
     min_checked: ClassVar[int] = 8  # with so many every second chunk checks what the others are fitted to
     min_n_ctx: ClassVar[int] = 3  # the last token is scored
@@ -400,7 +398,6 @@ class CalibrationConfig:
     def __post_init__(self) -> None:
         for name, value, least, what in (
             ("--ctx", self.engine.n_ctx, self.min_n_ctx, f"at least {self.min_n_ctx}"),
-            ("--max-ppl-increase", self.max_ppl_increase, 0, "0 or more"),
             ("--max-kl", self.max_kl, 0, "0 or more"),
             ("--chunks", self.max_chunks, self.min_chunks, f"at least {self.min_chunks}"),
             ("cost_chunks", self.cost_chunks, 1, "positive"),

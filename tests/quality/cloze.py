@@ -103,7 +103,7 @@ def fitted(model: Path, costs: Costs, text: str) -> float:
         reference, seen = profile(opened, chunks)
         half = (n + 1) // 2
         fit, check = (Trials(opened, chunks[p], reference[p]) for p in (slice(half), slice(half, None)))
-        seen, bound = seen.first(half * opened.n_ctx), Bound.of(config, is_sure=True)
+        seen, bound = seen.first(half * opened.n_ctx), Bound(config.max_kl, is_sure=True)
         best, _ = cheapest_that_holds(
             lambda limit: cheapest_by_price(fit, limit, costs, seen), fit, check, bound
         )

@@ -204,7 +204,6 @@ class Invented:
             bytes_per_token=shares[0] + shares[1] / 4,
             bytes_read_per_token=0,
             kl_at_most=math.inf,
-            ratio_at_most=math.inf,
         )
 
 
@@ -213,7 +212,7 @@ def test_the_highest_price_within_the_bound_is_found_with_few_trials(max_kl: flo
     seen = observations(np.sort(RNG.random((200, 1, 4)))[..., ::-1], 8)
     evaluator = Invented(seen)
     costs = Costs((1.0,), (5.0,))
-    bound = Bound(None, max_kl)
+    bound = Bound(max_kl)
     found = cheapest_by_price(Trials(evaluator, [], np.empty(0)), bound, costs, seen)
     assert found.mean_kl <= max_kl
     assert len(evaluator.prices) <= 20

@@ -194,7 +194,7 @@ def test_beams_and_drafts_are_for_whoever_asks() -> None:
         (CacheConfig, {"memory": 1, "pools": 1}),
         (CacheConfig, {"device": "x" * 127, "device_memory": 1}),
         (CacheConfig, {"device": "x"}),
-        (CalibrationConfig, {"max_ppl_increase": 0, "max_kl": 0, "max_chunks": 4, "cost_chunks": 1}),
+        (CalibrationConfig, {"max_kl": 0, "max_chunks": 4, "cost_chunks": 1}),
         (CalibrationConfig, {"engine": EngineConfig(n_ctx=3), "rule": "edgemoe"}),
     ],
 )
@@ -252,7 +252,7 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (EngineConfig, {"n_threads": 513}, "n_threads is 513; ggml computes with at most 512 threads"),
         (CacheConfig, {"strict": 1}, "strict is 1; it must be True or False"),
         (CalibrationConfig, {"engine": EngineConfig(n_ctx=2)}, "--ctx is 2; it must be at least 3"),
-        (CalibrationConfig, {"max_ppl_increase": -0.1}, "--max-ppl-increase is -0.1; it must be 0 or more"),
+        (CalibrationConfig, {"max_kl": -0.1}, "--max-kl is -0.1; it must be 0 or more"),
         (CalibrationConfig, {"max_kl": float("nan")}, "--max-kl is nan; it must be 0 or more"),
         (CalibrationConfig, {"max_chunks": 3}, "--chunks is 3; it must be at least 4"),
         (CalibrationConfig, {"cost_chunks": 0}, "cost_chunks is 0; it must be positive"),
