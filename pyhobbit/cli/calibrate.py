@@ -29,7 +29,7 @@ _SETTINGS = ("memory", "pools", "io_threads", "sidecar")
 _KEYS = {
     "rule": Key(
         "choice",
-        "precision rule to fit (default: gate and price; the one that reads less is stored)",
+        f"precision rule to fit (default: {CalibrationConfig.all_rules[0]})",
         "|".join(CalibrationConfig.all_rules),
     ),
     "cost_chunks": Key(
@@ -117,7 +117,7 @@ def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") ->
     found = f"{share:.0%} of the bytes per token, {1 - quality.same_top1:.0%} of the next tokens change, "
     found += f"total variation {quality.total_variation:.2g}"
     n_checked = CalibrationConfig.min_checked
-    found += "" if report.checks else f" (not checked on other text, which takes {n_checked} parts)"
+    found += "" if report.check else f" (not checked on other text, which takes {n_checked} parts)"
     try:
         before, after = speed("lossless"), speed("small-loss")
     except HobbitError as e:  # a model that ends every answer

@@ -7,8 +7,8 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from itertools import chain
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,15 @@ class _Known:
         return self.seen.first(sum(map(len, self.chunks[:n_chunks])))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Found:
-    """The best of each rule, its check, and costs. fast: by rule, with _FAST times the limit."""
+    """The best numbers of a rule, their check, and costs. fast: with _FAST times the limit."""
 
-    by_rule: dict[str, Quality] = field(default_factory=dict)
-    checks: dict[str, Quality] = field(default_factory=dict)
-    fast: dict[str, Quality] = field(default_factory=dict)
-    costs: Costs | None = None
-
-    @property
-    def rule(self) -> str:
-        """The one that asks for the fewest bytes."""
-        return min(self.by_rule, key=lambda rule: self.by_rule[rule].bytes_per_token)
+    rule: str
+    quality: Quality
+    check: Quality | None
+    fast: Quality
+    costs: Costs | None
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,8 @@ class CalibrationReport:
     calibration: is stored beside the model.  n_tokens, n_chunks: of the text that was used. has_low_tier:
     without one only the cache is fitted. bound: limit on the loss of quality, for people.
     high_bytes_per_token: with everything in high precision.
-    by_rule: the best of each rule that was tried, on the text its numbers were chosen on. checks: the same
-    settings on the half that the fit has not seen; empty without one.
+    quality: of the rule, on the text its numbers were chosen on. check: of the same settings on the half that
+    the fit has not seen; None without one.
     """
 
     calibration: Calibration
@@ -91,19 +87,14 @@ class CalibrationReport:
     n_chunks: int
     has_low_tier: bool
     bound: str
-    by_rule: dict[str, Quality]
-    checks: dict[str, Quality]
+    quality: Quality
+    check: Quality | None
     high_bytes_per_token: float
     cache: CacheFit
 
-    @property
-    def quality(self) -> Quality:
-        """Quality of the chosen rule."""
-        return self.by_rule[self.calibration.rule]
-
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON. None: infinite, or not known."""
-        values = {**asdict(self), "quality": asdict(self.quality)}
+        values = asdict(self)
         del values["calibration"]["paths"]  # long, and for the engine alone
         return {name: _for_json(value) for name, value in values.items()}
 
@@ -116,18 +107,14 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
     """
     content = read_text(text)
     Calibration.check_place(model)
-    found = _Found()
     with Evaluator(model, config.engine) as evaluator:
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks, config.engine.cache.sidecar)
         known = _know(evaluator, chunks, memo, config)
-        if "gate" in config.rules or not known.info.has_low_tier:
-            _try_gate(evaluator, known, found)
-    for rule in config.rules if known.info.has_low_tier else ():
-        if rule != "gate":
-            with Evaluator(model, config.engine, rule=rule) as evaluator:
-                _try_price(evaluator, known, found, config)
-    return _report(model, config, known, found)
+        if config.fitted == "gate" or not known.info.has_low_tier:
+            return _report(model, known, _by_gate(evaluator, known))
+    with Evaluator(model, config.engine, rule=config.fitted) as evaluator:
+        return _report(model, known, _by_price(evaluator, known, config))
 
 
 def _chunks(
@@ -200,8 +187,8 @@ def _takes(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibrat
         if not evaluator.info.has_low_tier:
             return chunk_s * n
         n_check = config.n_check(n)
-        n_trials = (n - n_check) * sum(TYPICAL_TRIALS[rule] for rule in config.rules)
-        n_checks = n_check * TYPICAL_CHECKS * len(config.rules)
+        n_trials = (n - n_check) * TYPICAL_TRIALS[config.fitted]
+        n_checks = n_check * TYPICAL_CHECKS
         return chunk_s * (n + n_trials + n_checks + min(n - n_check, config.cost_chunks) * n_costs)
 
     whole = format_duration(seconds(n_chunks))
@@ -214,9 +201,7 @@ def _takes(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibrat
 
 def _n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
     """The number of runs that measure costs. n_experts: of all layers."""
-    if config.rule == "edgemoe":
-        return n_experts
-    return _RUNS_PER_LAYER * n_layers * ("price" in config.rules)
+    return {"edgemoe": n_experts, "price": _RUNS_PER_LAYER * n_layers}.get(config.fitted, 0)
 
 
 def _say(text: str) -> None:
@@ -226,8 +211,8 @@ def _say(text: str) -> None:
 _Cheapest = Callable[[Trials, Bound], Quality]
 
 
-def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest) -> None:
-    """Fits the evaluator's rule on the first chunks, checks it on the others, and keeps both results."""
+def _fit(evaluator: Evaluator, known: _Known, cheapest: _Cheapest, costs: Costs | None = None) -> _Found:
+    """Fits the evaluator's rule on the first chunks, and checks it on the others."""
     rule, n = evaluator.rule, known.n_fit
     n_tokens = TYPICAL_TRIALS[rule] * sum(map(len, known.chunks[:n]))
     with progress_bar(f"rule {rule}", n_tokens, unit=" tokens") as bar:
@@ -237,30 +222,30 @@ def _try(evaluator: Evaluator, known: _Known, found: _Found, cheapest: _Cheapest
             bar.set_postfix_str(f"{numbers} KL {q.mean_kl:.2g}")
 
         def trials(part: slice, of: str) -> Trials:
-            of += f" {found.costs and hash(found.costs)}"  # a price means nothing without its costs
+            of += f" {costs and hash(costs)}"  # a price means nothing without its costs
             memo: Memo = lambda name, measure: known.memo.measured(f"{of} {name}", measure)  # noqa: E731
             return Trials(evaluator, known.chunks[part], known.reference[part], bar.update, on_measured, memo)
 
         fit, check = trials(slice(n), "fit"), trials(slice(n, None), "check")
         if len(known.chunks) > n:
-            best = search.cheapest_that_holds(lambda bound: cheapest(fit, bound), fit, check, known.bound)
-            found.by_rule[rule], found.checks[rule] = best
+            best, checked = search.cheapest_that_holds(partial(cheapest, fit), fit, check, known.bound)
         else:
-            found.by_rule[rule] = cheapest(fit, known.bound)
+            best, checked = cheapest(fit, known.bound), None
         loose = known.bound.scaled(_FAST)
         if rule != "gate":  # its search takes long, and has seen some that are beyond the limit
             cheapest(fit, loose)
         within = (each for each in fit.measured.values() if loose.holds(each))
-        found.fast[rule] = min(within, key=lambda each: each.bytes_per_token)
+        fast = min(within, key=lambda each: each.bytes_per_token)
         bar.total = bar.n
+    return _Found(rule, best, checked, fast, costs)
 
 
-def _try_gate(evaluator: Evaluator, known: _Known, found: _Found) -> None:
+def _by_gate(evaluator: Evaluator, known: _Known) -> _Found:
     scores = _scores(known.first(known.n_fit))
-    _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_gate(trials, bound, scores))
+    return _fit(evaluator, known, lambda trials, bound: search.cheapest_by_gate(trials, bound, scores))
 
 
-def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: CalibrationConfig) -> None:
+def _by_price(evaluator: Evaluator, known: _Known, config: CalibrationConfig) -> _Found:
     """The evaluator's rule, which is price or edgemoe."""
     rule, seen = evaluator.rule, known.first(known.n_fit)
     n = min(config.cost_chunks, known.n_fit)
@@ -270,20 +255,20 @@ def _try_price(evaluator: Evaluator, known: _Known, found: _Found, config: Calib
     n_runs = _n_cost_runs(config, n_layers, n_experts_used)
     with progress_bar("costs", n_runs * sum(map(len, chunks)), unit=" tokens") as bar:
         runs = CostRuns(evaluator, chunks, known.reference[:n], part, bar.update, known.memo.measured)
-        found.costs = runs.by_expert() if rule == "edgemoe" else runs.by_layer()
+        costs = runs.by_expert() if rule == "edgemoe" else runs.by_layer()
         bar.total = bar.n
-    costs = found.costs
-    _try(evaluator, known, found, lambda trials, bound: search.cheapest_by_price(trials, bound, costs, seen))
+    cheapest: _Cheapest = lambda trials, bound: search.cheapest_by_price(trials, bound, costs, seen)  # noqa: E731
+    return _fit(evaluator, known, cheapest, costs)
 
 
-def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found) -> CalibrationReport:
+def _report(model: Path, known: _Known, found: _Found) -> CalibrationReport:
     info, seen = known.info, known.seen
-    fit, low_shares = _fit_cache(known, found)
+    fit = _fit_cache(known, found)
     return CalibrationReport(
         calibration=Calibration(
             model_bytes=sum(part.size for part in model_parts(model)),
             low_bytes=info.tier_bytes_low,
-            numbers={**RULES["gate"], **dict(chain(*(of.numbers.items() for of in found.by_rule.values())))},
+            numbers={**RULES["gate"], **found.quality.numbers},
             low_share=fit.low_share,
             policy=fit.policy,
             weights=fit.weights,
@@ -291,28 +276,26 @@ def _report(model: Path, config: CalibrationConfig, known: _Known, found: _Found
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
             paths=path_table(seen.by_layer(), info.n_experts),
-            found=_further_numbers(known.bound, found, low_shares),
+            found=_further_numbers(known.bound, found, fit),
         ),
         n_tokens=known.n_tokens,
         n_chunks=len(known.chunks),
         has_low_tier=known.info.has_low_tier,
         bound=str(known.bound),
-        by_rule=found.by_rule,
-        checks=found.checks,
+        quality=found.quality,
+        check=found.check,
         high_bytes_per_token=info.token_bytes_high,
         cache=fit,
     )
 
 
-def _further_numbers(bound: Bound, found: _Found, low_shares: dict[str, float]) -> dict[str, float]:
-    numbers = {"max_kl": bound.max_kl}
-    numbers |= {f"{rule}.low_share": share for rule, share in low_shares.items()}
-    numbers |= {f"fast.{name}": number for name, number in found.fast[found.rule].numbers.items()}
-    for part, measured in {"fit": found.by_rule, "check": found.checks}.items():
-        for rule, quality in measured.items():
-            for name in ("mean_kl", "kl_at_most", "perplexity_ratio"):
-                numbers[f"{rule}.{part}.{name}"] = getattr(quality, name)
-    return numbers | ({"confidence": CONFIDENCE} if found.checks else {})
+def _further_numbers(bound: Bound, found: _Found, fit: CacheFit) -> dict[str, float]:
+    numbers = {"max_kl": bound.max_kl, f"{found.rule}.low_share": fit.low_share}
+    numbers |= {f"fast.{name}": number for name, number in found.fast.numbers.items()}
+    for part, quality in {"fit": found.quality, "check": found.check}.items():
+        for name in ("mean_kl", "kl_at_most", "perplexity_ratio") if quality else ():
+            numbers[f"{found.rule}.{part}.{name}"] = getattr(quality, name)
+    return numbers | ({"confidence": CONFIDENCE} if found.check else {})
 
 
 def profile(
@@ -347,21 +330,16 @@ def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int
     return tuple(uses.ravel().tolist())
 
 
-def _fit_cache(known: _Known, found: _Found) -> tuple[CacheFit, dict[str, float]]:
-    """The cache of the chosen rule, fitted to the text's first half, and the low tier's share by rule."""
+def _fit_cache(known: _Known, found: _Found) -> CacheFit:
+    """The cache, fitted to the text's first half."""
     seen = known.seen
     n_tokens, n_layers, n_used = seen.experts.shape
     half = n_tokens // 2
     n_at_once = max(1, min(half, _MAX_ROUTES // (n_layers * n_used)))
     fitting, choosing = (routes(seen, slice(start, start + n_at_once)) for start in (0, half))
     with progress_bar("cache", None, unit=" replays") as bar:
-        fitters = {
-            rule: CacheFitter(simulation_of(known.info, rule, best, found.costs), bar.update)
-            for rule, best in found.by_rule.items()
-        }
-        fit = fitters[found.rule].fit(fitting, choosing)
-        shares_ = {rule: of.best_share(fitting, fit.policy, fit.weights) for rule, of in fitters.items()}
-    return fit, shares_
+        replay = simulation_of(known.info, found.rule, found.quality, found.costs)
+        return CacheFitter(replay, bar.update).fit(fitting, choosing)
 
 
 def routes(seen: Observations, tokens: slice) -> np.ndarray:

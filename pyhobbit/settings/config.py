@@ -378,7 +378,7 @@ class CalibrationConfig:
     """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: the most that are used.
 
     max_kl: bound on the mean Kullback-Leibler divergence, in nats; None takes `default_max_kl`.
-    rule: "gate", "price" or "edgemoe"; None tries the first two and keeps the one that reads less.
+    rule: "price", "gate" or "edgemoe"; None takes the first.
     cost_chunks: chunks on which costs are measured.
     """
 
@@ -393,7 +393,7 @@ class CalibrationConfig:
     min_chunks: ClassVar[int] = 4
     min_checked: ClassVar[int] = 8  # with so many every second chunk checks what the others are fitted to
     min_n_ctx: ClassVar[int] = 3  # the last token is scored
-    all_rules: ClassVar[tuple[str, ...]] = ("gate", "price", "edgemoe")
+    all_rules: ClassVar[tuple[str, ...]] = ("price", "gate", "edgemoe")
 
     def __post_init__(self) -> None:
         for name, value, least, what in (
@@ -411,6 +411,6 @@ class CalibrationConfig:
         return n_chunks // 2 if n_chunks >= self.min_checked else 0
 
     @property
-    def rules(self) -> tuple[str, ...]:
-        """Rules to try."""
-        return (self.rule,) if self.rule else ("gate", "price")
+    def fitted(self) -> str:
+        """The rule to fit."""
+        return self.rule or self.all_rules[0]

@@ -117,12 +117,9 @@ def test_the_bound_is_kept_and_bytes_are_saved(calibrated: tuple[Path, dict[str,
     assert 0 < quality["mean_kl"] <= 0.02
     assert quality["bytes_per_token"] < 0.9 * found["high_bytes_per_token"]
     assert quality["share_low"] > 0
-    assert set(found["by_rule"]) == {"gate", "price"}
-    assert all(0 < of["mean_kl"] <= 0.02 for of in found["by_rule"].values())
     assert found["calibration"]["rule"] == "price"
-    assert found["by_rule"]["price"]["bytes_per_token"] < found["by_rule"]["gate"]["bytes_per_token"]
     assert found["n_tokens"] == 4 * 32
-    assert found["checks"] == {}
+    assert found["check"] is None
 
 
 def test_the_engine_uses_the_calibration_unless_told_otherwise(
@@ -137,8 +134,8 @@ def test_the_engine_uses_the_calibration_unless_told_otherwise(
         with pytest.raises(HobbitError, match="runs by price: restart with --set rule=gate to use t1"):
             engine.set(t1=0.5, t2=0.9)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, rule="gate"))) as engine:
-        info, gate = engine.info(), found["by_rule"]["gate"]
-        assert (info.t1, info.t2, info.price) == (gate["t1"], gate["t2"], 0)
+        info = engine.info()
+        assert (info.t1, info.t2, info.price) == (1, 1, 0)  # it was not fitted
         with pytest.raises(HobbitError, match="runs by t1 and t2: restart with --set rule=price"):
             engine.set(price=0.5)
     with Engine(model, EngineConfig(cache=CacheConfig(pools=5_000_000, t1=1.0, t2=1.0))) as engine:
@@ -210,14 +207,16 @@ def test_calibrating_again_finds_the_same(
 def test_a_bound_holds_on_text_that_the_fit_has_not_seen(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.symlink_to(models.tiny_tiers("f16", "tq2_0"))
-    report = calibration.calibrate(model, TEXT, CalibrationConfig(QUICK_ENGINE, max_chunks=16))
-    fields = GGUFReader(report.calibration.write(model)).fields
-    stored = {key.removeprefix("hobbit."): field.contents() for key, field in fields.items()}
-    assert stored["confidence"] == 0.95
-    assert stored["max_kl"] == 0.01
-    assert report.n_chunks // 2 == 8
     for rule in ("gate", "price"):
-        fit, check = report.by_rule[rule], report.checks[rule]
+        config = CalibrationConfig(QUICK_ENGINE, max_chunks=16, rule=rule)
+        report = calibration.calibrate(model, TEXT, config)
+        fields = GGUFReader(report.calibration.write(model)).fields
+        stored = {key.removeprefix("hobbit."): field.contents() for key, field in fields.items()}
+        assert stored["confidence"] == 0.95
+        assert stored["max_kl"] == 0.01
+        assert report.n_chunks // 2 == 8
+        fit, check = report.quality, report.check
+        assert check is not None
         assert fit.numbers == check.numbers
         assert 0 < check.mean_kl < check.kl_at_most
         assert check.mean_kl != fit.mean_kl
@@ -356,9 +355,8 @@ def test_one_rule_alone_can_be_fitted(run_pyhobbit: RunPyhobbit, tmp_path: Path)
         done = run_pyhobbit("calibrate", model, *QUICK, "--max-kl", 0.02, "--set", f"rule={rule}", "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout, parse_constant=pytest.fail)  # Infinity is not JSON
-        assert set(found["by_rule"]) == {rule}
         assert found["calibration"]["rule"] == rule
-    quality, costs = found["by_rule"]["edgemoe"], found["calibration"]["costs"]
+    quality, costs = found["quality"], found["calibration"]["costs"]
     assert len(costs["low"]) == 6 * 8
     assert costs["skip"] == [None] * 6 * 8
     assert 0 < quality["mean_kl"] <= 0.02

@@ -256,7 +256,7 @@ def test_values_at_their_bounds_are_taken(kind: Callable[..., object], settings:
         (CalibrationConfig, {"max_kl": float("nan")}, "--max-kl is nan; it must be 0 or more"),
         (CalibrationConfig, {"max_chunks": 3}, "--chunks is 3; it must be at least 4"),
         (CalibrationConfig, {"cost_chunks": 0}, "cost_chunks is 0; it must be positive"),
-        (CalibrationConfig, {"rule": "rank"}, "the rule is 'rank'; choose one of gate, price, edgemoe"),
+        (CalibrationConfig, {"rule": "rank"}, "the rule is 'rank'; choose one of price, gate, edgemoe"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(
