@@ -18,14 +18,13 @@ from pyhobbit.cli.options import (
     add_sampling_arguments,
     engine_config,
     sampling_config,
-    setting_value,
 )
 from pyhobbit.errors import ConfigError
 from pyhobbit.model.file_names import calibration_path, options_path, sidecar_path
 from pyhobbit.model.model_path import add_model_arguments, model_path
 from pyhobbit.model.names import check_model_file
 from pyhobbit.settings.config import CacheConfig, ChatConfig, EngineConfig, SamplingConfig, value_text
-from pyhobbit.settings.table import OPTIONS, Resolved, default_text
+from pyhobbit.settings.table import Resolved, default_text
 
 if TYPE_CHECKING:
     from pyhobbit.engine.plan import MemoryPlan
@@ -91,8 +90,7 @@ def _write(args: argparse.Namespace, model: Path | None) -> None:
     given = {name: value for name, value in vars(args).items() if name in KINDS and value is not None}
     if not given:
         raise ConfigError("--write keeps the options that are given with it, such as --memory 8G; give one")
-    lists = {name: setting_value(name, given[name]) for name in given if len(OPTIONS.get(name, ())) > 1}
-    path = write_options(model, {**given, **lists})
+    path = write_options(model, given)
     print(f"pyhobbit: {path} keeps {', '.join(given)}", file=sys.stderr)
 
 

@@ -50,7 +50,12 @@ METAVARS = {
     "path": "FILE",
     "list": "F,...",
 }
-TYPES: Mapping[str, Any] = {"number": float, "count": int, "path": Path}
+TYPES: Mapping[str, Any] = {
+    "number": float,
+    "count": int,
+    "path": Path,
+    "list": lambda text: tuple(map(float, text.split(","))),
+}
 _FLAGS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _MAX_WIDTH = 100
 _OWN: Mapping[str, Any] = {"add_help": False, "allow_abbrev": False}

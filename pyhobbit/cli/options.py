@@ -59,10 +59,10 @@ def add_setting_arguments(
 def cache_config(args: argparse.Namespace, without: Collection[str] = ()) -> CacheConfig:
     """The settings of the cache; puts --paper's into args. without: names left out. Raises ConfigError."""
     _take_paper(args)
-    given = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
-    config = CacheConfig(
-        **{name: setting_value(name, each) for name, each in given.items() if each is not None}
-    )
+    named = {name: getattr(args, name, None) for name in OPTIONS if name not in without}
+    given = {name: each for name, each in named.items() if each is not None}
+    sizes = [name for name in given if OPTIONS[name][0].kind == "size" and isinstance(given[name], str)]
+    config = CacheConfig(**{**given, **{name: parse_size(given[name]) for name in sizes}})
     if settings := config.settings():
         from pyhobbit.settings.resolve import check_settings  # takes the native libraries
 
@@ -77,17 +77,6 @@ def _take_paper(args: argparse.Namespace) -> None:
         vars(args).update(chosen)
         if not getattr(args, "quiet", False):
             print(f"pyhobbit: {paper_text(paper, chosen)}", file=sys.stderr)
-
-
-def setting_value(name: str, given: Any) -> Any:
-    """An option of the cache as it is set; given: as on the command line, or a value. Raises ConfigError."""
-    specs = OPTIONS[name]
-    if len(specs) > 1 and isinstance(given, str):
-        try:
-            return tuple(map(float, given.split(",")))
-        except ValueError:
-            raise ConfigError(f"{name} takes numbers with ',' between them, not '{given}'") from None
-    return parse_size(given) if specs[0].kind == "size" and isinstance(given, str) else given
 
 
 def add_model_options(

@@ -194,7 +194,7 @@ def test_floors_are_those_of_the_engine(tmp_path: Path, capsys: pytest.CaptureFi
         (("--set", "weights=0.5,0.5,0.5,0"), 2, "sum to 1"),
         (("--set", "weights=1,0,0"), 2, "give 4: w_lru, w_lfu, w_lhu, w_fld"),
         (("--set", "weights=1.5,-0.5,0,0"), 2, "weights is 1.5; it must lie between 0 and 1"),
-        (("--set", "weights=a,b"), 2, "weights takes numbers with ',' between them, not 'a,b'"),
+        (("--set", "weights=a,b"), 2, "--set weights needs a value F,..., as in weights=F,..., not 'a,b'"),
         (("--capacity", "1.5"), 1, "the capacity is 1.5: make it 0 to 1"),
         (("--capacity", "nan"), 1, "the capacity is nan: make it 0 to 1"),
         (("--set", "bits_low=0"), 1, "make 0 < low <= high"),
