@@ -75,7 +75,7 @@ def calibrated(source: Path, folder: Path, **found: Any) -> Path:
     model.symlink_to(source)
     with Engine(model, EngineConfig(CacheConfig(pools=6 << 20), n_ctx=256)) as engine:
         low_bytes = engine.info().tier_bytes_low
-    given = {"low_share": 0.3, "policy": "lru", "weights": (1.0, 0.0, 0.0, 0.0), "expert_uses": USES}
+    given = {"low_share": 0.3, "weights": (1.0, 0.0, 0.0, 0.0), "expert_uses": USES}
     Calibration(source.stat().st_size, low_bytes, **{**given, **found}).write(model)
     return model
 

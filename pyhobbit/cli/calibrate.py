@@ -102,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
 def _in_short(model: Path, engine: EngineConfig, report: "CalibrationReport") -> tuple[str, bool]:
     """The result in one sentence, with the speed measured before and after; False if it is not faster."""
     if not report.has_low_tier:
-        only = f"the cache alone was fitted, policy {report.cache.policy}"
-        return f"the file has no low tier, which pyhobbit convert --sidecar would add: {only}", True
+        without = "the file has no low tier, which pyhobbit convert --sidecar would add"
+        return f"{without}: the cache alone was fitted", True
     from pyhobbit.engine.plan import lay_out
     from pyhobbit.inspect.speed import estimate, measure_sample
 

@@ -24,7 +24,7 @@ from pyhobbit.native.files import read_text
 from pyhobbit.quality import search
 from pyhobbit.quality.costs import CostRuns
 from pyhobbit.quality.evaluate import CONFIDENCE, Chunk, Costs, Evaluator, Memo, Progress, Quality
-from pyhobbit.quality.fit import CacheFit, CacheFitter, simulation_of
+from pyhobbit.quality.fit import CacheFitter, Weights, simulation_of
 from pyhobbit.quality.search import TYPICAL_CHECKS, TYPICAL_TRIALS, Bound, Trials
 from pyhobbit.quality.stored import Calibration, Measurements, digest_of
 from pyhobbit.routing.observe import Observations, Recorder, observed
@@ -90,7 +90,6 @@ class CalibrationReport:
     quality: Quality
     check: Quality | None
     high_bytes_per_token: float
-    cache: CacheFit
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON. None: infinite, or not known."""
@@ -263,20 +262,19 @@ def _by_price(evaluator: Evaluator, known: _Known, config: CalibrationConfig) ->
 
 def _report(model: Path, known: _Known, found: _Found) -> CalibrationReport:
     info, seen = known.info, known.seen
-    fit = _fit_cache(known, found)
+    low_share, weights = _fit_cache(known, found)
     return CalibrationReport(
         calibration=Calibration(
             model_bytes=sum(part.size for part in model_parts(model)),
             low_bytes=info.tier_bytes_low,
             numbers={**RULES["gate"], **found.quality.numbers},
-            low_share=fit.low_share,
-            policy=fit.policy,
-            weights=fit.weights,
+            low_share=low_share,
+            weights=weights,
             rule=found.rule,
             costs=found.costs,
             expert_uses=_expert_uses(seen, info.n_layers, info.n_experts),
             paths=path_table(seen.by_layer(), info.n_experts),
-            found=_further_numbers(known.bound, found, fit),
+            found=_further_numbers(known.bound, found, low_share),
         ),
         n_tokens=known.n_tokens,
         n_chunks=len(known.chunks),
@@ -285,12 +283,11 @@ def _report(model: Path, known: _Known, found: _Found) -> CalibrationReport:
         quality=found.quality,
         check=found.check,
         high_bytes_per_token=info.token_bytes_high,
-        cache=fit,
     )
 
 
-def _further_numbers(bound: Bound, found: _Found, fit: CacheFit) -> dict[str, float]:
-    numbers = {"max_kl": bound.max_kl, f"{found.rule}.low_share": fit.low_share}
+def _further_numbers(bound: Bound, found: _Found, low_share: float) -> dict[str, float]:
+    numbers = {"max_kl": bound.max_kl, f"{found.rule}.low_share": low_share}
     numbers |= {f"fast.{name}": number for name, number in found.fast.numbers.items()}
     for part, quality in {"fit": found.quality, "check": found.check}.items():
         for name in ("mean_kl", "kl_at_most", "perplexity_ratio") if quality else ():
@@ -330,16 +327,16 @@ def _expert_uses(seen: Observations, n_layers: int, n_experts: int) -> tuple[int
     return tuple(uses.ravel().tolist())
 
 
-def _fit_cache(known: _Known, found: _Found) -> CacheFit:
-    """The cache, fitted to the text's first half."""
+def _fit_cache(known: _Known, found: _Found) -> tuple[float, Weights]:
+    """The share of the pools for the low tier, and the weights of Eq. 3, on the first tokens."""
     seen = known.seen
-    n_tokens, n_layers, n_used = seen.experts.shape
-    half = n_tokens // 2
-    n_at_once = max(1, min(half, _MAX_ROUTES // (n_layers * n_used)))
-    fitting, choosing = (routes(seen, slice(start, start + n_at_once)) for start in (0, half))
+    _, n_layers, n_used = seen.experts.shape
+    first = routes(seen, slice(0, max(1, _MAX_ROUTES // (n_layers * n_used))))
     with progress_bar("cache", None, unit=" replays") as bar:
         replay = simulation_of(known.info, found.rule, found.quality, found.costs)
-        return CacheFitter(replay, bar.update).fit(fitting, choosing)
+        fitter = CacheFitter(replay, first, bar.update)
+        low_share = fitter.low_share()
+        return low_share, fitter.weights(low_share)
 
 
 def routes(seen: Observations, tokens: slice) -> np.ndarray:

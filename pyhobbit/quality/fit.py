@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""Fits the cache's policy and the sizes of its pools, by replay of a run."""
+"""Fits the weights of Eq. 3 and the sizes of the pools, by replay of a run."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 
 from pyhobbit.engine.stats import ModelInfo
 from pyhobbit.quality.evaluate import Costs, Quality
-from pyhobbit.routing.trace import NEED_PRIOR, Simulation, policy_names, simulate, use_rates
+from pyhobbit.routing.trace import Simulation, simulate
 
 Weights = tuple[float, ...]
 """Weights of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
 
 _COARSE = 4  # steps between 0 and 1
 _FINE_STEPS = (1 / 8, 1 / 16)
-_LRU: Weights = (1.0, 0.0, 0.0, 0.0)
 
 
 def fit_weights(penalty: Callable[[Weights], float]) -> Weights:
@@ -54,7 +54,6 @@ CAPACITIES = (0.1, 0.2, 0.4)
 """Bytes of both pools by those of all experts in high precision, over which a cache is fitted."""
 
 _LOW_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
-_PAPER_POLICY = "hobbit"
 
 
 def simulation_of(info: ModelInfo, rule: str, found: Quality, costs: Costs | None) -> Simulation:
@@ -67,56 +66,37 @@ def simulation_of(info: ModelInfo, rule: str, found: Quality, costs: Costs | Non
     return replace(base, rule=rule, **found.numbers)
 
 
-@dataclass(frozen=True)
-class CacheFit:
-    """The fitted cache. penalties: by policy and CAPACITY, relative to LRU, on routes of the check."""
-
-    policy: str
-    weights: Weights
-    low_share: float
-    penalties: dict[str, tuple[float, ...]]
-
-
 class CacheFitter:
-    """Fits policy, weights and the split of the pools by replay. `progress` is called after each replay."""
+    """Fits the split of the pools and the weights by replay. `progress` is called after each replay."""
 
-    def __init__(self, base: Simulation, progress: Callable[[], object]) -> None:
-        """Fits to replays of a base: see simulation_of()."""
-        self._base = base
-        self._progress = progress
-        self._prior: tuple[float, ...] = ()  # for the policies that need one
+    def __init__(self, base: Simulation, routes: np.ndarray, progress: Callable[[], object]) -> None:
+        """Fits to replays of an array of trace.ROUTE. base: see simulation_of()."""
+        self._base, self._routes, self._progress = base, routes, progress
 
-    def fit(self, fitting: np.ndarray, choosing: np.ndarray) -> CacheFit:
-        """Fits a cache. fitting, choosing: arrays of trace.ROUTE; the second decides between policies."""
-        low_share = self.best_share(fitting, "lru")
-        lru = self._penalties(fitting, "lru", _LRU, low_share)
-        weights = fit_weights(
-            lambda weights: _mean_ratio(self._penalties(fitting, _PAPER_POLICY, weights, low_share), lru)
-        )
-        lru = self._penalties(choosing, "lru", _LRU, low_share)
-        penalties = {
-            name: tuple(self._penalties(choosing, name, weights, low_share) / lru) for name in policy_names()
-        }
-        policy = min(penalties, key=lambda name: np.mean(penalties[name]))
-        return CacheFit(policy, weights, self.best_share(fitting, policy, weights), penalties)
-
-    def best_share(self, routes: np.ndarray, policy: str, weights: Weights = _LRU) -> float:
-        """The best share of the pools for the low tier, with this policy; weights: of policy hobbit."""
-        n_tokens, base = len(np.unique(routes["token"])), self._base
-        self._prior = use_rates(routes, base.n_layers, base.n_experts, n_tokens)
-        if base.with_slots(1.0).slots_low == 0:
+    def low_share(self) -> float:
+        """The best share of the pools for the low tier, with the default policy."""
+        if self._base.with_slots(1.0).slots_low == 0:
             return 0.0
-        penalties = {share: self._penalties(routes, policy, weights, share) for share in _LOW_SHARES}
+        penalties = {share: self._penalties(low_share=share) for share in _LOW_SHARES}
         least = penalties[_LOW_SHARES[0]]
         return min(penalties, key=lambda share: _mean_ratio(penalties[share], least))
 
-    def _penalties(self, routes: np.ndarray, policy: str, weights: Weights, low_share: float) -> np.ndarray:
+    def weights(self, low_share: float) -> Weights:
+        """The best weights of Eq. 3."""
+        lru = self._penalties(low_share=low_share, policy="lru")
+
+        def penalty(weights: Weights) -> float:
+            own = self._penalties(low_share=low_share, policy="hobbit", weights=weights)
+            return _mean_ratio(own, lru)
+
+        return fit_weights(penalty)
+
+    def _penalties(self, **settings: Any) -> np.ndarray:
         """Per token, at each of CAPACITIES."""
-        prior = self._prior if policy in NEED_PRIOR else ()
-        base = replace(self._base, policy=policy, weights=weights, prior=prior, low_share=low_share)
+        base = replace(self._base, **settings)
         penalties = []
         for capacity in CAPACITIES:
-            penalties.append(simulate(routes, base.with_slots(capacity)).penalty_per_token)
+            penalties.append(simulate(self._routes, base.with_slots(capacity)).penalty_per_token)
             self._progress()
         return np.array(penalties)
 

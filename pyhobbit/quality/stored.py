@@ -77,7 +77,6 @@ class Calibration:
     low_bytes: int = 0
     numbers: Mapping[str, float] = field(default_factory=lambda: RULES["gate"])
     low_share: float = 0.0
-    policy: str = default("policy")
     weights: Weights = field(default_factory=lambda: default("weights"))
     rule: str = "gate"
     costs: Costs | None = None
@@ -111,7 +110,6 @@ class Calibration:
     def _add_keys(self, writer: GGUFWriter) -> None:
         writer.add_uint64("hobbit.model_bytes", self.model_bytes)
         writer.add_uint64("hobbit.low_bytes", self.low_bytes)
-        writer.add_string("hobbit.policy", self.policy)
         writer.add_string("hobbit.rule", self.rule)
         numbers = dict(zip(KEYS["weights"], self.weights, strict=True))
         own = {**self.numbers, "low_share": self.low_share, **self.found}

@@ -172,7 +172,7 @@ def calibrated(tiny_gguf: Path, tmp_path: Path) -> Path:
     path = tmp_path / "m.gguf"
     shutil.copyfile(tiny_gguf, path)
     size, low_bytes = path.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
-    Calibration(size, low_bytes, {"t1": 0.5, "t2": 0.8}, 0.25, "hobbit", (0.1, 0.2, 0.3, 0.4)).write(path)
+    Calibration(size, low_bytes, {"t1": 0.5, "t2": 0.8}, 0.25, (0.1, 0.2, 0.3, 0.4)).write(path)
     return path
 
 
@@ -183,7 +183,7 @@ def priced(tiny_gguf: Path, tmp_path: Path) -> Path:
     shutil.copyfile(tiny_gguf, path)
     size, low_bytes = path.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
     costs = Costs((0.5,) * 48, (math.inf,) * 48)
-    numbers = ({"price": 0.125}, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
+    numbers = ({"price": 0.125}, 0.25)
     Calibration(size, low_bytes, *numbers, rule="price", costs=costs).write(path)
     return path
 
@@ -193,8 +193,6 @@ def test_a_calibration_stands_behind_flags(calibrated: Path, capsys: pytest.Capt
     assert rows["t1"] == (0.5, "calibration")
     assert rows["t2"] == (0.8, "calibration")
     assert rows["low_share"] == (0.25, "calibration")
-    assert rows["policy"] == ("hobbit", "calibration")
-    assert rows["weights"] == ([0.1, 0.2, 0.3, 0.4], "calibration")
     assert rows["calibration"][0] == str(calibrated.with_name("m.calibration.gguf"))
     with Engine(calibrated, EngineConfig()) as engine:
         assert (engine.info().t1, engine.info().t2) == (0.5, 0.8)
@@ -212,7 +210,7 @@ def test_a_calibration_stands_behind_flags(calibrated: Path, capsys: pytest.Capt
 def test_static_widths_bring_their_price(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size, low_bytes = calibrated.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
     costs = Costs((0.5,) * 48, (math.inf,) * 48)
-    numbers = ({"price": 0.125}, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
+    numbers = ({"price": 0.125}, 0.25)
     Calibration(size, low_bytes, *numbers, rule="edgemoe", costs=costs).write(calibrated)
     rows = _config(capsys, calibrated)
     assert (rows["rule"], rows["price"]) == (("edgemoe", "calibration"), (0.125, "calibration"))

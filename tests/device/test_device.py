@@ -63,10 +63,10 @@ def test_a_start_finds_on_the_device_what_a_calibration_used(
 ) -> None:
     model = tmp_path / "tiny.gguf"
     model.symlink_to(tiny_gguf)
-    n_all, weights = on_cpu.info["n_layers"] * on_cpu.info["n_experts"], (1.0, 0.0, 0.0, 0.0)
+    n_all = on_cpu.info["n_layers"] * on_cpu.info["n_experts"]
     uses, size = (1,) * n_all, tiny_gguf.stat().st_size
     low_bytes = int(on_cpu.info["tier_bytes_low"])
-    Calibration(size, low_bytes, {}, 0.0, "lru", weights, expert_uses=uses).write(model)
+    Calibration(size, low_bytes, {}, expert_uses=uses).write(model)
     result = on_rpc.run(model, rpc, {"hobbit.pools": 64 << 20})
     assert result.stats["misses_high"] == 0  # though the first token came at once
     assert result.stats["bytes_transferred"] > 0

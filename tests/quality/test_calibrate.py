@@ -26,7 +26,6 @@ from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.quality import calibration
 from pyhobbit.quality.evaluate import Costs, Evaluator, Quality
 from pyhobbit.quality.stored import Calibration, Measurements
-from pyhobbit.routing.trace import policy_names
 from pyhobbit.settings.config import CalibrationConfig, format_duration
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -36,7 +35,6 @@ STORED = Calibration(
     low_bytes=45,
     numbers={"t1": 0.6, "t2": 0.9, "price": 0.125},
     low_share=0.25,
-    policy="lru",
     weights=(0.5, 0.25, 0.125, 0.125),
     rule="price",
     costs=Costs((0.5, 2.0), (4.0, math.inf)),
@@ -61,7 +59,6 @@ def test_the_file_keeps_settings_under_their_keys(tmp_path: Path) -> None:
         "hobbit.t2": 0.9,
         "hobbit.low_share": 0.25,
         "hobbit.price": 0.125,
-        "hobbit.policy": "lru",
         "hobbit.rule": "price",
         "hobbit.w_lru": 0.5,
         "hobbit.w_lfu": 0.25,
@@ -399,7 +396,6 @@ def test_without_a_low_tier_the_cache_alone_is_fitted(run_pyhobbit: RunPyhobbit,
     found = json.loads(done.stdout)
     assert (found["quality"]["t1"], found["quality"]["t2"], found["quality"]["mean_kl"]) == (1, 1, 0)
     assert found["calibration"]["low_share"] == 0
-    assert found["cache"]["policy"] in policy_names()
 
 
 def test_a_split_model_can_be_calibrated_and_opened(run_pyhobbit: RunPyhobbit, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def _model(folder: Path, rule: str) -> Path:
     if rule != "none":
         costs = Costs((0.5,) * N_EXPERTS, (math.inf,) * N_EXPERTS)
         numbers = {"t1": 0.5, "t2": 0.8, "price": PRICES[rule]}
-        given = (path.stat().st_size, LOW_BYTES, numbers, SHARES[f"{rule}.low_share"], "echo", FITTED)
+        given = (path.stat().st_size, LOW_BYTES, numbers, SHARES[f"{rule}.low_share"], FITTED)
         uses = (1,) * N_EXPERTS
         Calibration(*given, rule, costs, expert_uses=uses, found=SHARES).write(path)
     return path

@@ -32,7 +32,7 @@ def test_static_needs_the_uses_of_earlier_runs(tiny_gguf: Path, tmp_path: Path) 
     shutil.copyfile(tiny_gguf, model)
     with pytest.raises(HobbitError, match=r"nothing is known of .*: run pyhobbit calibrate"):
         _text(model, "static")
-    numbers = ({"t1": 1.0, "t2": 1.0}, 0.25, "lru", (1.0, 0.0, 0.0, 0.0))
+    numbers = ({"t1": 1.0, "t2": 1.0}, 0.25)
     Calibration(model.stat().st_size, LOW_BYTES, *numbers, expert_uses=USES).write(model)
     assert _text(model, "static") == _text(model, "lru")
 
