@@ -3,7 +3,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ _TOKENS = "tokenizer.ggml.tokens"
 _MOST_RENAMED = 0.01  # share of the tokens
 
 # Both tiers share these: the routers, and what is added to an expert's products or multiplied with them.
-_GATE_UP = re.compile(r"(blk\.\d+\.ffn_)(gate|up|gate_up)(_exps\.weight)")
 _SHARED = re.compile(r"blk\.\d+\.(ffn_gate_inp\.\w+|exp_probs_b\.bias|ffn_\w+_exps\.(bias|scale))")
 _ROUNDING = 0.002  # relative error of values rounded to 16 bits
 _COARSE_ROUNDING = 0.02  # relative error of values rounded to 8 bits
@@ -38,45 +36,10 @@ def read_low_experts(path: Path, model: GgufFile) -> dict[str, TensorInfo]:
     other = read_low_file(path)
     if other.path.samefile(model.path):
         raise HobbitError(f"--low-from {path} is the model itself: name a smaller file of the same model")
-    other = replace(other, tensors=_as_laid_out(model, other))
     difference = next(_differences(model, other), None)
     if difference is not None:
-        raise HobbitError(f"--low-from {path} is a file of another model than {model.path}: {difference}")
+        raise HobbitError(f"--low-from {path} cannot be the low tier of {model.path}: {difference}")
     return {tensor.name: tensor for tensor in other.tensors if routed_part(tensor.name)}
-
-
-def _as_laid_out(model: GgufFile, other: GgufFile) -> tuple[TensorInfo, ...]:
-    """The tensors of `other`, with gate and up in one tensor or in two as `model` has them."""
-    found = {tensor.name: tensor for tensor in other.tensors}
-    for name in [tensor.name for tensor in model.tensors if tensor.name not in found]:
-        if (part := _GATE_UP.fullmatch(name)) is None:
-            continue
-        fused, gate, up = (f"{part[1]}{each}{part[3]}" for each in ("gate_up", "gate", "up"))
-        if part[2] == "gate_up" and gate in found and up in found:
-            halves = [found.pop(gate), found.pop(up)]
-            if halves[0].type != halves[1].type:
-                raise HobbitError(
-                    f"{other.path} has {gate!r} and {up!r} in two types, but {model.path} has them in one "
-                    "tensor: take another file"
-                )
-            found[name] = _gathered(name, halves, 2, [0, 0])
-        elif part[2] != "gate_up" and fused in found:
-            tensor = found.pop(fused)
-            half = tensor.nbytes // tensor.ne[2] // 2
-            found |= {each: _gathered(each, [tensor], 0.5, [i * half]) for i, each in enumerate((gate, up))}
-    return tuple(found.values())
-
-
-def _gathered(name: str, sources: list[TensorInfo], rows: float, starts: list[int]) -> TensorInfo:
-    """A tensor of the sources' rows. rows: share of the first one's.  starts: bytes, of an expert in each."""
-    first = sources[0]
-    chunks = [
-        source.place(expert * (source.nbytes // first.ne[2]) + start)
-        for expert in range(first.ne[2])
-        for source, start in zip(sources, starts, strict=True)
-    ]
-    ne = (first.ne[0], int(first.ne[1] * rows), first.ne[2])
-    return replace(first, name=name, ne=ne, chunks=tuple(chunks))
 
 
 def _differences(model: GgufFile, other: GgufFile) -> Iterator[str]:

@@ -78,7 +78,7 @@ def pieces(plan: Plan, threads: int) -> Iterator[Piece]:
         by_source.setdefault(tensor.source, []).append(tensor)
     piece_bytes = min(_MAX_PIECE_BYTES, _FLOAT_BYTES // threads) // 8 * 8  # whole values of 64 bits
     for source, targets in by_source.items():
-        n_slices, step = len(source.chunks) or 1, piece_bytes
+        n_slices, step = 1, piece_bytes
         if targets[0].experts is not None:
             n_slices = source.ne[2]
         elif not all(target.is_copy for target in targets):
@@ -98,7 +98,7 @@ def write_output(
     header = pack_header(metadata, plan.placements(), ALIGNMENT)
     written = [Written("header", 0, len(header), zlib.crc32(header))]
     with ExitStack() as stack:
-        paths = {path for source in plan.sources() for path, _ in (source.place(0), *source.chunks)}
+        paths = {source.path for source in plan.sources()}
         sources = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
         file = stack.enter_context(path.open("wb", buffering=0))
         file.write(header)
@@ -150,8 +150,7 @@ def _convert_piece(
     sources: Mapping[Path, BinaryIO], file: BinaryIO, data_start: int, imatrix: Imatrix, piece: Piece
 ) -> list[Written]:
     source = piece.source
-    path, offset = source.place(piece.start)
-    data = _read_exactly(sources[path], piece.size, offset)
+    data = _read_exactly(sources[source.path], piece.size, source.offset + piece.start)
     if (infinity := _INFINITIES.get(source.type.name)) is not None:
         _check_finite(source, data.view(infinity.dtype), infinity)
     rows = None

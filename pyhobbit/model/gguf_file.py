@@ -55,24 +55,13 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor; `ne` in ggml's order (row length first), `offset` from the start of the file `path`.
-
-    chunks: places of its pieces, of equal size, where these do not follow each other.
-    """
+    """One tensor; `ne` in ggml's order (row length first), `offset` from the start of the file `path`."""
 
     name: str
     type: GgmlType
     ne: tuple[int, ...]
     path: Path
     offset: int
-    chunks: tuple[tuple[Path, int], ...] = ()
-
-    def place(self, start: int) -> tuple[Path, int]:
-        """The file that holds byte `start`, and where."""
-        if not self.chunks:
-            return self.path, self.offset + start
-        number, rest = divmod(start, self.nbytes // len(self.chunks))
-        return self.chunks[number][0], self.chunks[number][1] + rest
 
     @property
     def nbytes(self) -> int:
