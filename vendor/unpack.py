@@ -13,10 +13,8 @@ import argparse
 import filecmp
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
@@ -94,25 +92,14 @@ def fetch(lock: Lock) -> Path:
 
 def extract(sdist: Path, tree: str, folder: Path) -> None:
     """Write the files below */`tree`/ to `folder`, dated now so that builds notice them."""
-    root = PurePosixPath(tree).parts
-    with tarfile.open(sdist) as archive:
-        for member in archive:
-            parts = PurePosixPath(member.name).parts[1:]
-            inner = parts[len(root) :]
-            # .git: a link to a submodule's repository, which the distribution does not hold
-            if parts[: len(root)] != root or inner == (".git",) or member.isdir():
-                continue
-            if not member.isfile() or ".." in parts:
-                raise UnpackError(f"{sdist.name} holds {member.name}, which is not a plain file")
-            target = folder.joinpath(*inner)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source = archive.extractfile(member)
-            assert source is not None
-            with target.open("wb") as out:
-                shutil.copyfileobj(source, out)
-            target.chmod(0o755 if member.mode & 0o100 else 0o644)
-    if not (folder / "CMakeLists.txt").exists():
-        raise UnpackError(f"{sdist.name} has no {tree}/CMakeLists.txt")
+    folder.mkdir()
+    depth = 1 + len(PurePosixPath(tree).parts)
+    # .git: a link to a submodule's repository, which the distribution does not hold
+    options = ["--touch", "--exclude=.git", "--wildcards", "--no-wildcards-match-slash"]
+    command = ["tar", "-xf", str(sdist), "-C", str(folder), *options, f"--strip-components={depth}"]
+    done = subprocess.run([*command, f"*/{tree}"], capture_output=True, text=True)
+    if done.returncode != 0 or not (folder / "CMakeLists.txt").exists():
+        raise UnpackError(f"{sdist.name} has no whole {tree}: {' '.join(done.stderr.split())}")
 
 
 def apply(patch: Path, tree: Path) -> None:
