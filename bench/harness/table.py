@@ -13,29 +13,22 @@ Key = tuple[float | None, str, int | None]
 """Limit, None where there is none, arm, and clients of a server."""
 
 _BESIDE = ("stock", "stock-128k", "stock-repacked", "stock-mapped")  # stock means the better of them
-_SELECTIONS = "selections_high selections_low selections_skipped"
 # figures of a record, with their format and factor
 OWN = {
     "last first, s": ("first_last_s", ".2f", 1),
     "between, ms": ("gap_s", ".0f", 1e3),
     "between 95 %": ("gap_95_s", ".0f", 1e3),
-    "prefill token/s": ("prefill_tokens_per_second", ".1f", 1),
     "hits": ("hit_rate", ".1%", 1),
-    "host hits": ("host_hit_rate", ".1%", 1),
     "by the CPU": ("cpu_share", ".0%", 1),
     "MB/token": ("disk_bytes_per_token", ".1f", 1e-6),
     "stall": ("stall_share", ".0%", 1),
     "disk GB/s": ("disk_bytes_per_second", ".2f", 1e-9),
     "peak MB": ("peak_bytes", ".0f", 1e-6),
-    "device MB": ("device_bytes", ".0f", 1e-6),
     "token, ms": ("token_ms", ".2f", 1),
     "beside, us/layer": ("layer_beside_us", ".0f", 1),
 }
-# counters to be added and divided, format, and factor; n_decoded counts tokens
+# counters to be divided, format, and factor; n_decoded counts tokens
 _ON_A_DEVICE = {
-    "evicted/token": ("evictions", "n_decoded", ".1f", 1),
-    "early": ("selections_early", _SELECTIONS, ".0%", 1),
-    "replaced": ("selections_replaced", _SELECTIONS, ".0%", 1),
     **{f"{name}/layer": (f"device_{name}", "layers_computed", ".1f", 1)
        for name in ("launches", "waits", "reads", "copies")},
     "MB/token moved": ("bytes_transferred", "n_decoded", ".1f", 1e-6),
@@ -72,13 +65,11 @@ def _get(name: str) -> Figure:
 
 
 def _by(over: str, under: str) -> Figure:
-    """A sum of counters by another; None where the arm has none of them."""
+    """A counter by another; None where the arm has none of them."""
 
     def ratio(record: Record) -> float | None:
         values = {**record.get("counters", {}), "n_decoded": record.get("n_decoded", 0)}
-        divisor = sum(values.get(name, 0) for name in under.split())
-        names = over.split()
-        return sum(values[name] for name in names) / divisor if divisor and names[0] in values else None
+        return values[over] / values[under] if over in values and values.get(under) else None
 
     return ratio
 

@@ -171,16 +171,12 @@ class GgmlDevice:
         if ggml("backend_buft_is_host", "bp", ggml("backend_dev_buffer_type", "pp", self.pointer)):
             raise HobbitError(f"the device '{name}' computes in host memory; name one with memory of its own")
 
-    def memory(self) -> tuple[int, int]:
-        """Bytes free, and in all, as far as the device says."""
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.ggml("backend_dev_memory", "vppp", self.pointer, ctypes.byref(free), ctypes.byref(total))
-        return free.value, total.value
-
     def describe(self) -> dict[str, Any]:
         """The device as the first line of a run tells it."""
         what = {name: self.ggml.text(name, self.pointer) for name in ("name", "description")}
-        return {**what, "total_bytes": self.memory()[1]}
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.ggml("backend_dev_memory", "vppp", self.pointer, ctypes.byref(free), ctypes.byref(total))
+        return {**what, "total_bytes": total.value}
 
 
 class Session:
@@ -190,7 +186,6 @@ class Session:
         self.llama, self._native, self._job, self._n_ctx = libraries.llama, libraries.native, job, n_ctx
         self.llama.llama_backend_init()
         self.device = GgmlDevice(libraries.folder, job.device, job.rpc) if job.device else None
-        self._free_before = self.device.memory()[0] if self.device else 0
         self.model = self._load(libraries.folder)
         self.cache, self.tokens = None, list[int]()
         if self._native is not None:
@@ -279,10 +274,6 @@ class Session:
             raise HobbitError("the logits are not finite: use another model")
         return values.copy()
 
-    def device_bytes(self) -> int | None:
-        """Taken of the device's memory so far; None where there is none, or where it does not say."""
-        return max(0, self._free_before - self.device.memory()[0]) or None if self.device else None
-
     def counters(self) -> CacheStats | None:
         """The cache's; None for a model without a cache."""
         return self.cache.stats() if self.cache else None
@@ -345,13 +336,11 @@ def measure(job: Job) -> dict[str, Any]:
         "load_s": load_s,
         "ttft_s": ttft_s,
         "ttft_bytes": ttft_bytes,
-        "prefill_tokens_per_second": longest / ttft_s[str(longest)],
         "n_decoded": len(times),
         "tokens_per_second": len(times) / sum(times),
         "disk_bytes_per_token": (bytes_from_disk() - n_read) / len(times),
         "peak_rss_bytes": peak_rss_bytes(),
         "logits_crc": crcs[0],
-        "device_bytes": session.device_bytes(),
         **counted(session, before, sum(times)),
     }
     if kept is not None:

@@ -9,7 +9,7 @@ from bench.harness import table
 def _record(arm: str, limit: float | None, speed: float, **figures: Any) -> dict[str, Any]:
     measured = {
         "ttft_s": {"16": 10 / speed}, "ttft_bytes": {"16": 2_000_000_000}, "n_decoded": 8,
-        "prefill_tokens_per_second": speed, "tokens_per_second": speed, "disk_bytes_per_token": 0,
+        "tokens_per_second": speed, "disk_bytes_per_token": 0,
         "hit_rate": None, "stall_share": None, "counters": {},
     }  # fmt: skip
     place = {"arm": arm, "limit": limit, "peak_bytes": 5}
@@ -46,7 +46,7 @@ def test_the_report_is_medians_and_ratios() -> None:
     assert results.cells((0.25, "ours", None)) == {
         "memory": "25%", "arm": "ours (1 failed)", "token/s": "8.00", "least - most": "5.00 - 9.00",
         "kept": "40%", "to stock": "2.00",  # stock has 20, and 4
-        "first token, 16": "1.25 s, 2.00 GB (0.50)", "prefill token/s": "8.0", "hits": "50.0%",
+        "first token, 16": "1.25 s, 2.00 GB (0.50)", "hits": "50.0%",
         "MB/token": "100.0", "stall": "10%", "disk GB/s": "1.00", "peak MB": "0",
     }  # fmt: skip
     assert results.cells((None, "ours-resident", None))["first token, 16"] == "0.62 s, 2.00 GB (1.25)"

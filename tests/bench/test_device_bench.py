@@ -92,10 +92,6 @@ def test_daop_approximates_where_the_model_routes_by_itself(folder: Path, tmp_pa
     counters = json.loads(line)["counters"]
     assert counters["selections_replaced"] > 0
     assert counters["selections_early"] > 0
-    row = done.stdout.splitlines()[-1]
-    n = sum(counters[f"selections_{kind}"] for kind in ("high", "low", "skipped"))
-    for name in ("selections_early", "selections_replaced"):
-        assert f"| {counters[name] / n:.0%}" in row
 
 
 def test_twiddlers_profile_is_of_tokens_that_are_not_measured(folder: Path, tmp_path: Path, rpc: str) -> None:
