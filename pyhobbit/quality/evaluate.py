@@ -50,7 +50,6 @@ class Quality:
     differ.  same_top1: share of the tokens whose most probable successor is that in high precision.
     share_*: of the (token, expert) selections.
     bytes_per_token: of the experts that a token asks for, as if none were resident.
-    bytes_read_per_token: what was read, which depends on pools and batch.
     kl_at_most: bound with CONFIDENCE, see upper_bound(); infinite for too few chunks.
     """
 
@@ -65,7 +64,6 @@ class Quality:
     share_low: float
     share_skipped: float
     bytes_per_token: float
-    bytes_read_per_token: float
     kl_at_most: float
 
 
@@ -232,7 +230,6 @@ class Evaluator(Closing):
             share_low=counted.selections_low / n,
             share_skipped=counted.selections_skipped / n,
             bytes_per_token=asked / n,
-            bytes_read_per_token=counted.bytes_read / sum(map(len, chunks)),
             kl_at_most=upper_bound([np.mean(of.divergence) for of in compared]),
         )
 

@@ -299,7 +299,7 @@ def test_a_stopped_calibration_goes_on_where_it_was(monkeypatch: pytest.MonkeyPa
 
 def test_measurements_of_something_else_or_damaged_ones_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "m.partial.json"
-    good = Quality({}, *range(12))
+    good = Quality({}, *range(11))
     assert Measurements(path, {"text": "a"}).measured("x", lambda: good) == good
     assert len(Measurements(path, {"text": "a"})) == 1
     assert Measurements(path, {"text": "a"}).measured("x", pytest.fail) == good
@@ -319,7 +319,7 @@ def test_measurements_of_another_model_of_the_same_size_are_dropped(tmp_path: Pa
         with Evaluator(model, QUICK_ENGINE) as evaluator:
             return calibration._measurements(evaluator, model, "a text", [], None)
 
-    stored().measured("x", lambda: Quality({}, *range(12)))
+    stored().measured("x", lambda: Quality({}, *range(11)))
     assert len(stored()) == 1
     low = next(tensor for tensor in read_gguf(model).tensors if ".low." in tensor.name)
     with model.open("r+b") as file:

@@ -202,7 +202,6 @@ class Invented:
             share_low=shares[1],
             share_skipped=shares[2],
             bytes_per_token=shares[0] + shares[1] / 4,
-            bytes_read_per_token=0,
             kl_at_most=math.inf,
         )
 

@@ -121,7 +121,7 @@ def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
 
 def _quality(price: float, kl: float) -> Quality:
     """The upper bound is a fifth above the mean."""
-    return Quality({"price": price}, 1, 1, kl, *[0.0] * 8, 1.2 * kl)
+    return Quality({"price": price}, 1, 1, kl, *[0.0] * 7, 1.2 * kl)
 
 
 class Part:
