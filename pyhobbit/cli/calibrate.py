@@ -29,8 +29,9 @@ _SETTINGS = ("memory", "pools", "io_threads", "sidecar")
 _KEYS = {
     "rule": Key(
         "choice",
-        f"precision rule to fit (default: {CalibrationConfig.all_rules[0]})",
+        f"precision rule to fit (default: {CalibrationConfig.rule})",
         "|".join(CalibrationConfig.all_rules),
+        CalibrationConfig.rule,
     ),
     "cost_chunks": Key(
         "count",

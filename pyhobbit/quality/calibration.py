@@ -110,16 +110,16 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
         chunks = _chunks(evaluator, model, text, content, config)
         memo = _measurements(evaluator, model, content, chunks, config.engine.cache.sidecar)
         known = _know(evaluator, chunks, memo, config)
-        if config.fitted == "gate" or not known.info.has_low_tier:
+        if config.rule == "gate" or not known.info.has_low_tier:
             return _report(model, known, _by_gate(evaluator, known))
-    with Evaluator(model, config.engine, rule=config.fitted) as evaluator:
+    with Evaluator(model, config.engine, rule=config.rule) as evaluator:
         return _report(model, known, _by_price(evaluator, known, config))
 
 
 def _chunks(
     evaluator: Evaluator, model: Path, text: Path, content: str, config: CalibrationConfig
 ) -> list[Chunk]:
-    if (config.max_kl is not None or config.rule) and not evaluator.info.has_low_tier:
+    if config.max_kl is not None and not evaluator.info.has_low_tier:
         raise HobbitError(
             f"{model} has no low tier whose cost could be bounded; add one with: "
             f"pyhobbit convert --sidecar {shlex.quote(str(model))}"
@@ -186,7 +186,7 @@ def _takes(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibrat
         if not evaluator.info.has_low_tier:
             return chunk_s * n
         n_check = config.n_check(n)
-        n_trials = (n - n_check) * TYPICAL_TRIALS[config.fitted]
+        n_trials = (n - n_check) * TYPICAL_TRIALS[config.rule]
         n_checks = n_check * TYPICAL_CHECKS
         return chunk_s * (n + n_trials + n_checks + min(n - n_check, config.cost_chunks) * n_costs)
 
@@ -200,7 +200,7 @@ def _takes(chunk_s: float, evaluator: Evaluator, n_chunks: int, config: Calibrat
 
 def _n_cost_runs(config: CalibrationConfig, n_layers: int, n_experts: int) -> int:
     """The number of runs that measure costs. n_experts: of all layers."""
-    return {"edgemoe": n_experts, "price": _RUNS_PER_LAYER * n_layers}.get(config.fitted, 0)
+    return {"edgemoe": n_experts, "price": _RUNS_PER_LAYER * n_layers}.get(config.rule, 0)
 
 
 def _say(text: str) -> None:

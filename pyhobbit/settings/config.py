@@ -378,14 +378,14 @@ class CalibrationConfig:
     """`pyhobbit calibrate`. engine.n_ctx: tokens of a chunk of text.  max_chunks: the most that are used.
 
     max_kl: bound on the mean Kullback-Leibler divergence, in nats; None takes `default_max_kl`.
-    rule: "price", "gate" or "edgemoe"; None takes the first.
+    rule: "price", "gate" or "edgemoe".
     cost_chunks: chunks on which costs are measured.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     max_kl: float | None = None
     max_chunks: int = 32
-    rule: str | None = None
+    rule: str = "price"
     cost_chunks: int = 4
 
     default_n_ctx: ClassVar[int] = 512
@@ -404,13 +404,8 @@ class CalibrationConfig:
         ):
             _require(value is None or value >= least, f"{name} is {value}; it must be {what}")
         names = ", ".join(self.all_rules)
-        _require(self.rule in (None, *self.all_rules), f"the rule is '{self.rule}'; choose one of {names}")
+        _require(self.rule in self.all_rules, f"the rule is '{self.rule}'; choose one of {names}")
 
     def n_check(self, n_chunks: int) -> int:
         """How many of the chunks check; 0 where they are too few to state a confidence."""
         return n_chunks // 2 if n_chunks >= self.min_checked else 0
-
-    @property
-    def fitted(self) -> str:
-        """The rule to fit."""
-        return self.rule or self.all_rules[0]
