@@ -84,13 +84,9 @@ Part = Callable[[Run], list[Figure]]
 """Makes its figures; the report calls it by its name. Raises HobbitError where it cannot."""
 
 
-def calibrated(model: Path) -> dict[str, dict[str, str]]:
-    """Settings of each rule whose numbers a calibration has, by what they are called."""
-    if not calibration_path(model).exists():
-        return {}
-    gate = ["gate"] if resolve(model, {"hobbit.rule": "gate"})["t1"].value < 1 else []
-    rules = dict.fromkeys([*gate, resolve(model, {})["rule"].value])
-    return {f"calibrated, {NAMES[rule]}": {"rule": rule} for rule in rules}
+def calibrated_rule(model: Path) -> str | None:
+    """The rule of the calibration beside a model; None without one."""
+    return resolve(model, {})["rule"].value if calibration_path(model).exists() else None
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.analysis.part import Figure, Run, calibrated, table
+from bench.analysis.part import NAMES, Figure, Run, calibrated_rule, table
 from bench.harness import runner
 from bench.harness.worker import Job
 from pyhobbit.errors import HobbitError
@@ -133,8 +133,8 @@ def systems(run: Run) -> list[Figure]:
         "EdgeMoE, Q and P": paper("edgemoe", pools=2 * demand["pools"]),  # room for the next layer's
         "EdgeMoE, Q, P and C": paper("edgemoe"),
     }
-    for name, own in calibrated(run.model).items():
-        arms |= edgemoe if own["rule"] == "edgemoe" else {name: own}
+    if rule := calibrated_rule(run.model):
+        arms |= edgemoe if rule == "edgemoe" else {f"calibrated, {NAMES[rule]}": {"rule": rule}}
     title = "speed and quality on the text, token by token; prefetch never pauses; EdgeMoE needs calibrate"
     papers = "HOBBIT Fig. 3a, HOBBIT Fig. 16, EdgeMoE Fig. 3, EdgeMoE Fig. 11, EdgeMoE Fig. 16"
     return [_table(run, f"{papers}, EdgeMoE Fig. 18, MoBiLE Table II", title, arms)]

@@ -14,12 +14,11 @@ import pytest
 from conftest import TESTS
 
 from bench.analysis import quality, speed
-from bench.analysis.part import Run, calibrated
+from bench.analysis.part import Run, calibrated_rule
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.model_file import read_model_file
 from pyhobbit.quality.evaluate import Costs
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.settings.resolve import resolve
 
 TEXT = TESTS / "tiny_moe" / "heldout.txt"
 PARTS = ("routing", "answers", "skipping", "systems", "confidence")
@@ -128,20 +127,15 @@ def test_what_cannot_be_is_a_sentence(reported: Path, tmp_path: Path) -> None:
     assert str(models.tiny_tiers("q8_0", "q2_k")) not in (tmp_path / "out3" / "lines.jsonl").read_text()
 
 
-def test_each_rule_of_a_calibration_has_an_arm(tmp_path: Path) -> None:
+def test_the_rule_of_a_calibration_is_known(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.symlink_to(models.tiny_tiers("f16", "q4_0"))
-    assert calibrated(model) == {}
+    assert calibrated_rule(model) is None
     size, low_bytes = model.stat().st_size, 6 * 8 * 3 * 256 * 256 * 9 // 16
     costs = Costs((0.5,) * 48, (math.inf,) * 48)
-    numbers = {"t1": 0.5, "t2": 0.8, "price": 0.1}
-    Calibration(size, low_bytes, numbers, rule="price", costs=costs).write(model)
-    by_rule = {"calibrated, gate (Eq. 2)": {"rule": "gate"}, "calibrated, price": {"rule": "price"}}
-    assert calibrated(model) == by_rule
-    assert resolve(model, {"hobbit.rule": "gate"})["t2"].value == 0.8
-    assert resolve(model, {})["price"].value == 0.1
-    Calibration(size, low_bytes, {"price": 0.1}, rule="edgemoe", costs=costs).write(model)  # fitted alone
-    assert list(calibrated(model)) == ["calibrated, static widths (EdgeMoE)"]
+    for rule in ("price", "edgemoe"):
+        Calibration(size, low_bytes, {"price": 0.1}, rule=rule, costs=costs).write(model)
+        assert calibrated_rule(model) == rule
 
 
 def test_edgemoes_arms_add_widths_preloading_and_a_buffer(
