@@ -32,19 +32,13 @@ def lm_studio_folders() -> list[Path]:
 
 def find(name: str) -> Path | None:
     """The file of a model that ollama or LM Studio calls so; None where none of them has it."""
+    tagged = name if "/" in name or ":" in name else f"{name}:{_TAG}"  # USER/NAME alone is on Hugging Face
     with suppress(OSError, ValueError):  # a name of zeros, or of a folder that is not ours
         for folder in lm_studio_folders() if is_gguf(name) and not Path(name).is_absolute() else ():
             if (folder / name).is_file():
                 return folder / name
-        *above, last = name.split("/")
-        model, _, tag = last.partition(":")
-        if len(above) > 2 or ".." in name or not model or (above and not tag):
-            return None  # USER/NAME alone is on Hugging Face
-        host, user = ([_HOST, _USER], [_HOST, *above], above)[len(above)]
-        for folder in _ollama_folders():
-            manifest = folder / "manifests" / host / user / model / (tag or _TAG)
-            if manifest.is_file() and (blob := _blob(folder, manifest)):
-                return _named(blob, name)
+        found = (blob for each, blob in ollama_models() if each == tagged)
+        return _named(blob, name) if (blob := next(found, None)) else None
     return None
 
 
