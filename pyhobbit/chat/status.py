@@ -33,16 +33,8 @@ def model_figures(info: ModelInfo, chose_context: bool) -> list[str]:
     """Figures of the opened model. chose_context: the engine chose the size of the context."""
     parts = [Path(info.model).name, info.description, f"context {info.context_text(chose_context)}"]
     if info.cached:
-        parts += [_room(info), info.precision or "full precision"]
+        parts += [f"experts in memory: {', '.join(info.pool_texts())}", info.precision or "full precision"]
     return parts
-
-
-def _room(info: ModelInfo) -> str:
-    if len(info.pools) > 1:
-        return f"experts in memory: {', '.join(info.pool_texts())}"
-    (pool,) = info.pools
-    share = "all" if pool.n_slots >= pool.n_experts else f"{100 * pool.n_slots / pool.n_experts:.0f} % of the"
-    return f"{share} experts fit in memory ({format_size(pool.n_bytes)})"
 
 
 def _cache_figures(stats: Stats) -> list[str]:

@@ -61,12 +61,11 @@ def test_full_precision_needs_no_figures() -> None:
     assert "t1 0.5, t2 0.9" in model_figures(replace(MODEL, precision="t1 0.5, t2 0.9"), False)
 
 
-def test_the_share_of_the_experts_that_fits_is_told() -> None:
+def test_the_room_for_experts_is_told() -> None:
     model = replace(MODEL, n_all_experts=32, pool_slots_high=7, pool_bytes_high=3 << 20)
-    assert model_figures(model, False)[3] == "22 % of the experts fit in memory (3.0 MiB)"
-    assert model_figures(replace(model, pool_slots_high=32), False)[3] == (
-        "all experts fit in memory (3.0 MiB)"
-    )
+    assert model_figures(model, False)[3] == "experts in memory: 7 of 32 (3.0 MiB)"
+    whole = replace(model, pool_slots_high=32)
+    assert model_figures(whole, False)[3] == "experts in memory: all 32 (3.0 MiB)"
     both = replace(model, pool_slots_low=32, pool_bytes_low=1 << 20)
     assert model_figures(both, False)[3] == "experts in memory: high 7 of 32 (3.0 MiB), low all 32 (1.0 MiB)"
 
