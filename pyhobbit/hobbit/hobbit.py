@@ -116,13 +116,6 @@ class Hobbit(CachedModel, _Llama):
         start = time.perf_counter()
         self._open(llama)
         self._load_s = time.perf_counter() - start
-        architecture = self._loaded.metadata("general.architecture")
-        for key in self.kv_overrides or {}:
-            if key.partition(".")[0] not in (architecture, "general", "tokenizer", "hobbit"):
-                what = (
-                    f"the override of {key} does nothing: {model_path} is of the architecture {architecture}"
-                )
-                warnings.warn(what, stacklevel=2)
         if self.cache_config.settings() and not self._loaded.cache and self.placement.n_cpu is None:
             warnings.warn(
                 f"{model_path} is a dense model: it runs as in llama_cpp.Llama, "
