@@ -36,7 +36,7 @@ from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 
-_NOT_SERVED = ("low", "rpc", "depth", "flash-attn", "warm-up", "seconds", "threads", "t1", "t2")
+_NOT_SERVED = ("low", "rpc", "depth", "flash-attn", "warm-up", "seconds", "threads")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

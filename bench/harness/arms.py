@@ -17,9 +17,9 @@ class Arm:
     build: unpatched llama.cpp, ik_llama.cpp, or this package's.  fits: everything in memory, without a limit;
     None: without a limit and under each.  mmap: the model is mapped under a limit (stock, ik).  repack:
     weights may be kept in ggml's repacked layouts, by stock and ik without a limit alone.  readahead_kb: of
-    the model's disk, while the arm runs; None leaves it alone.  low: opened with a low tier, by the run's
-    thresholds.  profiled: on a device, its pools hold what other tokens use.  settings: of hobbit.h.
-    n_batch: tokens of a pass.
+    the model's disk, while the arm runs; None leaves it alone.  low: opened with a low tier.
+    profiled: on a device, its pools hold what other tokens use.  settings: of hobbit.h.  n_batch: tokens of a
+    pass.
     """
 
     name: str
@@ -57,6 +57,7 @@ def _by_name(*arms: Arm) -> Mapping[str, Arm]:
     return {arm.name: arm for arm in arms}
 
 
+_EQ2: dict[str, Any] = {"t1": 0.6, "t2": 0.9}  # HOBBIT's for Mixtral-8x7B
 BY_NAME = _by_name(
     Arm("stock", "llama.cpp: repacked, or mapped under a limit", fits=None, mmap=True, repack=True),
     Arm("stock-128k", "llama.cpp, mapped, readahead 128 KiB", mmap=True, readahead_kb=128),
@@ -67,8 +68,7 @@ BY_NAME = _by_name(
     ours("ours-resident", "expert cache that holds every expert", fits=True),
     ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
     ours("ours", "expert cache, everything in high precision"),
-    ours("ours-eq2", "expert cache, high and low precision by Eq. 2", low=True),
-    ours("ours-hobbit", "as ours-eq2, with HOBBIT's own thresholds", low=True, t1=0.6, t2=0.9),
+    ours("ours-eq2", "expert cache, high and low precision by Eq. 2", low=True, **_EQ2),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
 )
 
@@ -104,7 +104,7 @@ DEVICE_ARMS = _by_name(
         for mode, n in (("cooperative", 2), *(("gpu", n) for n in range(4)))
         for name, text, all_high in (("", "", {}), ("-high", ", all high", {"t1": 1.0, "t2": 1.0}))
     ),
-    ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", low=True, mode="auto"),
+    ours("ours-eq2", "as ours-auto, high and low precision by Eq. 2", low=True, mode="auto", **_EQ2),
 )  # fmt: skip
 MODELLED = ("stock", DEMAND, "ours-gpu", "ours-cooperative", "ours-auto", "ours-twiddler")
 

@@ -28,8 +28,7 @@ from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts, read_model_file
 from pyhobbit.native.threads import processor_cores
 from pyhobbit.quality.stored import Calibration
-from pyhobbit.settings.config import CacheConfig, Setting, format_size
-from pyhobbit.settings.resolve import check_settings
+from pyhobbit.settings.config import Setting, format_size
 
 _TIMEOUT_S = 3600
 Record = dict[str, Any]
@@ -80,11 +79,8 @@ class BenchConfig:
     n_threads: int | None = _option("threads", None, "compute threads (default: one per core)", int)
     stock: Path = _option("stock", ROOT / "build/stock/bin", "libraries of make stock", Path)  # noqa: RUF009
     ik: Path = _option("ik", ROOT / "build/ik", "package of make ik", Path)  # noqa: RUF009
-    t1: float = _option("t1", 0.6, "threshold of the rule gate (default: 0.6, HOBBIT's for Mixtral-8x7B)")
-    t2: float = _option("t2", 0.9, "the other threshold (default: 0.9)")
 
     def __post_init__(self) -> None:
-        check_settings(CacheConfig(t1=self.t1, t2=self.t2).settings())
         for name in ("reps", "n_tokens", "n_warm_up", "seconds", "n_threads"):
             if (getattr(self, name) or 0) <= 0 and getattr(self, name) is not None:
                 raise ConfigError(f"--{self.options()[name]['name']} takes a positive number")
@@ -255,7 +251,7 @@ def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dic
     own |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if arm.low:
         assert config.low is not None  # BenchConfig refuses the arm without it
-        own |= {"hobbit.t1": config.t1, "hobbit.t2": config.t2, "hobbit.sidecar": config.low.name}
+        own["hobbit.sidecar"] = config.low.name
     return {**own, **bound, **arm.settings}
 
 

@@ -76,7 +76,7 @@ def test_the_pools_are_full_before_the_first_token(tmp_path: Path) -> None:
     """In both tiers, from the disk; the model itself gets no calibration."""
     model = files.write_model(tmp_path, "small", SMALL, "q8_0")
     low = files.write_low_tier(model, SMALL, "q4_0")
-    config = runner.BenchConfig(model, (BY_NAME["ours-eq2"],), low=low, t1=0.3, t2=1.0)
+    config = runner.BenchConfig(model, (BY_NAME["ours-eq2"],), low=low)
     before = sorted(tmp_path.iterdir())
     filled = runner.with_uses(config, config.arms[0], tmp_path / "all")
     for own in (config, filled):
@@ -245,12 +245,12 @@ def test_stock_is_repacked_in_memory_and_mapped_under_a_limit(small: Path) -> No
 
 
 def test_ours_gets_the_limit_less_a_margin(small: Path, tmp_path: Path) -> None:
-    config = runner.BenchConfig(small, (), low=tmp_path / "low.gguf", t1=0.5, t2=0.8)
+    config = runner.BenchConfig(small, (), low=tmp_path / "low.gguf")
     limited = runner.job(config, BY_NAME["ours-eq2"], 10 << 30)
     assert limited.settings == {
         "hobbit.enable": True, "hobbit.calibrated": False, "hobbit.device": "CPU",
         "hobbit.memory": int(0.99 * (10 << 30)) + 1,
-        "hobbit.sidecar": "low.gguf", "hobbit.t1": 0.5, "hobbit.t2": 0.8,
+        "hobbit.sidecar": "low.gguf", "hobbit.t1": 0.6, "hobbit.t2": 0.9,
     }  # fmt: skip
     lossless = runner.job(config, BY_NAME["ours"], 10 << 30)
     assert (lossless.settings["hobbit.t1"], lossless.settings["hobbit.t2"]) == (1.0, 1.0)
@@ -314,7 +314,6 @@ def test_ik_llama_cpp_is_called_by_its_own_names(small: Path, tmp_path: Path) ->
         (["--tokens", "0"], "--tokens takes a positive number"),
         (["--seconds", "0"], "--seconds takes a positive number"),
         (["--layers", "0"], "--layers is 0"),
-        (["--t1", "0.9", "--t2", "0.5"], "t1 (0.9) must not be above t2 (0.5)"),
         (["--arms", "theirs"], "unknown arm 'theirs'; choose one of stock, stock-128k"),
         (["--type", "q9"], "unknown type 'q9'"),
         (["--arms", "ours-eq2"], "the arm ours-eq2 needs a low tier; give --low TYPE"),
