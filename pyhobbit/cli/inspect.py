@@ -182,18 +182,9 @@ def _description(model: "ModelFile") -> dict[str, str]:
 
 
 def _used_text(model: "ModelFile") -> str:
-    """Experts of a token, and their widths where these differ, with the layers where either does."""
-    from pyhobbit.model.tiers import routed_part
-
-    down = ((tensor, routed_part(tensor.name)) for tensor in model.routed_tensors())
-    widths = {part.layer: tensor.ne[0] for tensor, part in down if part and "down" in part.name}
-    layers: dict[str, list[str]] = {}
-    for block, n_used in model.n_used.items():
-        width = f" of width {widths[block]}" if len(set(widths.values())) > 1 else ""
-        layers.setdefault(f"{n_used} used per token{width}", []).append(str(block))
-    if len(layers) == 1:
-        return next(iter(layers))
-    return ", ".join(f"{text} in layer{'s' * (len(of) > 1)} {' '.join(of)}" for text, of in layers.items())
+    """Experts of a token, from the least of a layer to the most."""
+    least, most = min(model.n_used.values()), max(model.n_used.values())
+    return f"{least} used per token" if least == most else f"{least} to {most} used per token"
 
 
 def _rows_text(rows: Mapping[str, str]) -> str:

@@ -165,10 +165,7 @@ def test_each_layer_uses_its_own_number(uneven: Path, tmp_path: Path, run_pyhobb
         assert selections == 6 * run["n_tokens"]
 
     text = run_pyhobbit("inspect", uneven, "--no-speed").stdout
-    assert (
-        "8 per layer, 4 used per token of width 256 in layer 2, 2 used per token of width 128 in layer 3"
-        in text
-    )
+    assert "8 per layer, 2 to 4 used per token" in text
     model = json.loads(run_pyhobbit("inspect", uneven, "--no-speed", "--json").stdout)["model"]
     assert (model["n_experts_used"], model["n_experts_used_by_layer"]) == (4, [4, 2])
 
