@@ -10,6 +10,8 @@ from pyhobbit import CacheConfig, Hobbit
 from pyhobbit.cli.main import main
 from pyhobbit.errors import ConfigError
 from pyhobbit.model.options_file import write_options
+from pyhobbit.native.devices import Gpu
+from pyhobbit.settings import papers
 from pyhobbit.settings.papers import PAPERS, settings_of
 from pyhobbit.settings.resolve import check_settings
 
@@ -53,6 +55,16 @@ def test_an_option_that_is_given_comes_first(
         "pyhobbit: --paper hobbit sets rule gate, t2 0.9, policy hobbit, predictor router; t1 as given; "
         "it needs a low tier"
     )
+
+
+def test_a_paper_sets_no_mode_that_wants_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (Gpu("CUDA0", "a", is_integrated=True), Gpu("CUDA1", "b"))
+    for gpus, device, has_mode in (
+        (found, None, True), (found, "CUDA0", False), (found, "CUDA1", True), (found, "CPU", False),
+        (found, "RPC0", True), (found[:1], None, False), ((), None, False),
+    ):  # fmt: skip
+        monkeypatch.setattr(papers, "gpus", lambda gpus=gpus: gpus)
+        assert ("mode" in papers.settings_of("hobbit", {"device": device})) == has_mode, (gpus, device)
 
 
 def test_the_keyword_of_hobbit(tiny_gguf: Path) -> None:
