@@ -234,7 +234,7 @@ def _arguments_of_model(args: argparse.Namespace, listens: bool = True) -> list[
         arguments += _no_warmup(args.passed_on)
     n_batch = plan.n_batch if plan is not None and cached else args.batch
     is_bound = cached and of_model.memory is not None  # its pools are those of the first lines
-    process = {"hobbit.process": plan.process} if plan and is_bound and not plan.device else {}
+    process = {"hobbit.process": plan.process} if plan and is_bound and not plan.info.on_device else {}
     settings = {**of_model.settings(), **process}
     if plan is not None and plan.head:
         settings["hobbit.further"] = plan.head

@@ -42,8 +42,8 @@ class MemoryPlan:
     weights: of all but what stays on disk; of everything where the model runs without a cache.
     context: KV cache and the like.  compute: buffers of llama.cpp's graphs.  n_batch: prompt tokens per pass.
     chose_context: nobody said how large it is.  head: of context and compute, for a draft head.
-    device: that computes the experts, where it has memory of its own, or several; available and the rest are
-    then the host's.  devices: what each has.
+    device: that computes the experts beside the CPU, or several.  devices: what each has. With memory of
+    their own (info.on_device), available and the rest are the host's.
     """
 
     info: ModelInfo
@@ -183,7 +183,7 @@ def lay_out(
         batches = config.batches if config.n_batch is None else ()
         how = available, _MOST_OF_POOLS, cache.pools is not None, config.draft_head
         needs, error = plan_of(opened.pointer, params, contexts, batches, *how)
-        devices = opened.cache.devices() if opened.cache.info().get("on_device") else ()
+        devices = tuple(each for each in opened.cache.devices() if each.name != "CPU")
         info = opened.info(params.n_ctx, params.n_threads, cache.memory)
         names = ",".join(each.name for each in devices) or None
         sizes = needs.weights, needs.context, needs.compute

@@ -103,7 +103,7 @@ def _device_text(device: DeviceInfo, info: ModelInfo) -> str:
 
 def _host_rows(plan: MemoryPlan) -> dict[str, str]:
     """Rows about host memory between the device and the disk."""
-    if plan.device is None:
+    if not plan.info.on_device:
         return {}
     text = f"no room for experts: each miss on {plan.device} reads from disk"
     if n_slots := plan.info.host_slots_high:

@@ -177,6 +177,10 @@ static ggml_backend_buffer_t allocate_memory(ggml_backend_buffer_type_t buft, si
 }
 
 static void free_host(ggml_backend_buffer_t buffer) {
+    if (config.one_memory) {
+        const bytes memory = { static_cast<char *>(buffer->context), buffer->size };
+        tell([&](device_observer & o) { o.on_free(device_of(buffer->buft->device).queue, memory); });
+    }
     {
         const std::lock_guard<std::mutex> lock(device_lock());
         pinned.erase(static_cast<char *>(buffer->context));
@@ -190,6 +194,9 @@ static ggml_backend_buffer_t allocate_host(ggml_backend_buffer_type_t buft, size
     if (buffer) {
         buffer->buft              = buft;
         buffer->iface.free_buffer = free_host;
+        if (config.one_memory) {
+            tell([&](device_observer & o) { o.on_allocate(device_of(buft->device).index, { pages, size }); });
+        }
         const std::lock_guard<std::mutex> lock(device_lock());
         pinned.emplace(pages, size);
     }
@@ -241,6 +248,7 @@ static std::string configure(const std::string & text) {
             { "name", [&] { config.name                 = value; } },          { "devices", [&] { config.devices                    = int(n); } },
             { "events", [&] { config.events                      = n != 0; } },     { "one_queue", [&] { config.one_queue                = n != 0; } },
             { "compute", [&] { config.compute                    = n != 0; } },   { "memory", [&] { config.memory                      = size_t(n); } },
+            { "one_memory", [&] { config.one_memory              = n != 0; } },
             { "delay_us", [&] { config.delay_us                  = int(n); } },
         };
         if (known.count(name) > 0) {

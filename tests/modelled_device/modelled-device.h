@@ -23,13 +23,14 @@ namespace modelled {
 
 // Names are those of modelled_configure's text.
 struct settings {
-    std::string name      = "CUDA"; // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
-    int         devices   = 1;
-    bool        events    = true;
-    bool        one_queue = false; // as RPC: all in the order of the calls, nobody waits, no page-locked memory
-    bool        compute   = true;  // false: graphs are observed, results and large copies stay what they were
-    size_t      memory    = size_t(1) << 30; // bytes of a device
-    int         delay_us  = 0;               // work takes so much longer, so that luck hides no missing wait
+    std::string name       = "CUDA"; // the backend's, by which hobbit knows its traits; its devices are CUDA0, ...
+    int         devices    = 1;
+    bool        events     = true;
+    bool        one_queue  = false; // as RPC: all in the order of the calls, nobody waits, no page-locked memory
+    bool        compute    = true;  // false: graphs are observed, results and large copies stay what they were
+    size_t      memory     = size_t(1) << 30; // bytes of a device
+    bool        one_memory = false;           // an integrated GPU: kernels read the host's page-locked memory
+    int         delay_us   = 0;               // work takes so much longer, so that luck hides no missing wait
 };
 
 struct bytes {
@@ -79,7 +80,7 @@ class device_observer {
 
     virtual void on_open(int /* stream */, int /* device */) {}
     virtual void on_close(int /* stream */) {}
-    virtual void on_allocate(int /* device */, bytes /* memory */) {} // of the device
+    virtual void on_allocate(int /* device */, bytes /* memory */) {} // of the device, or shared with it
     virtual void on_free(int /* stream */, bytes /* memory */) {}
 
     // Called before and after the bytes move. A blocking copy is over then; for a stream's, see on_synchronize.

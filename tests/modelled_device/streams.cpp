@@ -166,16 +166,20 @@ ggml_backend_device_i device_interface() {
     i.get_name              = [](device dev) { return device_of(dev).name.c_str(); };
     i.get_description       = [](device) { return "modelled device"; };
     i.get_memory            = device_memory;
-    i.get_type              = [](device) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
-    i.get_props             = device_props;
-    i.init_backend          = init_stream;
-    i.get_buffer_type       = [](device dev) { return &device_of(dev).memory; };
-    i.get_host_buffer_type  = [](device dev) { return config.one_queue ? nullptr : &device_of(dev).host; };
-    i.supports_op           = [](device, const ggml_tensor * op) {
+    i.get_type              = [](device) {
+        return config.one_memory ? GGML_BACKEND_DEVICE_TYPE_IGPU : GGML_BACKEND_DEVICE_TYPE_GPU;
+    };
+    i.get_props            = device_props;
+    i.init_backend         = init_stream;
+    i.get_buffer_type      = [](device dev) { return &device_of(dev).memory; };
+    i.get_host_buffer_type = [](device dev) { return config.one_queue ? nullptr : &device_of(dev).host; };
+    i.supports_op          = [](device, const ggml_tensor * op) {
         return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
     };
-    i.supports_buft = [](device dev, ggml_backend_buffer_type_t buft) { return buft == &device_of(dev).memory; };
-    i.offload_op    = device_offloads;
+    i.supports_buft = [](device dev, ggml_backend_buffer_type_t buft) {
+        return buft == &device_of(dev).memory || (config.one_memory && buft == &device_of(dev).host);
+    };
+    i.offload_op = device_offloads;
     if (config.events) {
         i.event_new = [](device dev) {
             const std::lock_guard<std::mutex> lock(device_lock());

@@ -56,6 +56,9 @@ class expert_cache {
     status allocate(tier_id tier, slot_numbers n_slots, const slot_classes & classes, uint32_t n_used,
                     cache_policy & policy);
 
+    // Returns true if the pools are in host memory, and experts lie there as far from a block's begin as in their file.
+    bool in_host() const { return slots_[tier_id::high].front().in_host(); }
+
     uint32_t n_slots(tier_id tier) const { return sum(tier, &slot_memory::n_slots); }
     size_t   bytes(tier_id tier) const { return sum(tier, &slot_memory::bytes); } // bytes of all slots
     size_t   bytes(tier_id tier, const slot_numbers & numbers) const {            // bytes of so many

@@ -20,13 +20,13 @@ namespace hobbit {
 
 slot_layout::slot_layout(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
                          ggml_backend_dev_t device, ggml_backend_buffer_type_t memory) :
-    tier_(tier), device_(device), memory_(memory), in_host_(is_host_device(device)), places_(index.n_layers()) {
-    if (in_host_) {
-        lay_out_slots(index, layers);
-    } else {
-        matrices_ = distinct_matrices(index, tier, layers);
-        lay_out_stacks();
-    }
+    tier_(tier),
+    device_(device),
+    memory_(memory),
+    in_host_(ggml_backend_buft_is_host(memory)),
+    is_stacked_(!is_host_device(device)),
+    places_(index.n_layers()) {
+    is_stacked_ ? lay_out_stacks(index, layers) : lay_out_slots(index, layers);
 }
 
 //
@@ -70,8 +70,8 @@ static size_t unit_of(const expert_matrix & kind, const device_traits & traits) 
 }
 
 // Where types differ, the stride is a multiple of all their units. Kernels that read past a matrix would interpret the
-// next one's bytes as their own type, possibly as NaN, so zeros follow every matrix.
-void slot_layout::lay_out_stacks() {
+// next one's bytes, or those that the file has there, as their own type, possibly as NaN, so zeros follow every matrix.
+void slot_layout::lay_out_stacks(const expert_index & index, const std::vector<layer_id> & layers) {
     struct stack {
         size_t              widest  = 0;
         size_t              unit    = 1;
@@ -81,20 +81,28 @@ void slot_layout::lay_out_stacks() {
 
     per_part<stack> stacks;
 
-    const device_traits & traits = traits_of(device_);
+    const device_traits & traits  = traits_of(device_);
+    const auto            measure = [&](expert_id, part_id part, const part_location & at) {
+        stacks[part].widest = std::max(stacks[part].widest, in_host_ ? aligned_span(at) : at.size);
+    };
+    for (const layer_id layer : layers) {
+        index.each_matrix(tier_, measure, layer, layer);
+    }
+    matrices_ = distinct_matrices(index, tier_, layers);
     for (const expert_matrix & kind : matrices_) {
         auto & part  = stacks[kind.part];
-        part.widest  = std::max(part.widest, kind.bytes());
         part.unit    = std::lcm(part.unit, unit_of(kind, traits));
-        part.padding = std::max(part.padding, padding_of(memory_, kind));
+        part.padding = std::max(part.padding, padding_of(ggml_backend_dev_buffer_type(device_), kind));
         part.types.insert(kind.type);
     }
     for (const part_id i : part_set::all()) {
-        const auto & part    = stacks[i];
-        const size_t zeros   = traits.reads_past_end && part.types.size() > 1 ? part.padding : 0;
-        padding_[i]          = part.padding;
-        const size_t stride  = (part.widest + zeros + part.unit - 1) / part.unit * part.unit;
-        slot_size_          += stride;
+        auto &       part     = stacks[i];
+        const bool   is_next  = in_host_ || part.types.size() > 1; // bytes of another type may follow
+        const size_t zeros    = traits.reads_past_end && is_next ? part.padding : 0;
+        part.unit             = in_host_ ? std::lcm(part.unit, file_reader::alignment) : part.unit;
+        padding_[i]           = part.padding;
+        const size_t stride   = (part.widest + zeros + part.unit - 1) / part.unit * part.unit;
+        slot_size_           += stride;
         for (auto & places : places_) {
             places[i] = { 0, stride, zeros };
         }
@@ -116,7 +124,7 @@ size_t slot_layout::place_stacks(uint32_t n_slots) {
 
 // Counts one bank. Only large pools have more, and they give up a slot for theirs.
 size_t slot_layout::overhead() const {
-    if (in_host_) {
+    if (!is_stacked_) {
         return 0;
     }
     return std::accumulate(padding_.begin(), padding_.end(), (1 + padding_.size()) * file_reader::alignment);
@@ -159,7 +167,7 @@ status slot_layout::fit_bank(uint32_t & slots_per_bank) {
 status slot_layout::plan_banks(uint32_t n_slots, bank_plan & plan) {
     uint32_t   most    = n_slots;
     const auto n_banks = [&] { return (n_slots + most - 1) / most; };
-    if (in_host_) {
+    if (!is_stacked_) {
         const size_t room   = ggml_backend_buft_get_max_size(memory_) - file_reader::alignment;
         most                = uint32_t(std::clamp<size_t>(room / slot_size_, 1, n_slots));
         plan.slots_per_bank = n_slots / n_banks();
@@ -219,11 +227,10 @@ ggml_backend_buffer_t slot_memory::buffer(uint32_t slot, expert_id id, part_id p
 }
 
 part_target slot_memory::target(uint32_t slot, expert_id id, part_id part) const {
-    part_target t = { address(slot, id.layer, part) };
+    part_target t = { address(slot, id.layer, part), nullptr, {}, layout_.place(id.layer, part).zeros };
     if (is_set(id, part)) {
         t.buffer = buffer(slot, id, part);
         t.shape  = index_.layer(id.layer).shapes[part];
-        t.zeros  = layout_.place(id.layer, part).zeros;
     }
     return t;
 }
@@ -243,7 +250,9 @@ bool slot_memory::allocate_bank(ggml_backend_buffer_type_t packed, size_t size) 
     const size_t          room  = size + file_reader::alignment;
     ggml_backend_buffer_t owner = ggml_backend_buft_alloc_buffer(packed ? packed : layout_.memory(), room);
     (packed ? bank.packed : bank.buffer).reset(owner);
-    if (!owner) {
+    const bool is_shared = layout_.in_host() && !is_host_device(device_);
+    if (!owner ||
+        (is_shared && ggml_backend_buffer_get_type(owner) != layout_.memory())) { // not what a driver has left
         return false;
     }
     bank.base = aligned_base(owner, file_reader::alignment);

@@ -14,9 +14,9 @@
 
 namespace hobbit {
 
-// How one tier's experts of some layers lie in the memory of a pool. In host memory slots are contiguous, and the
-// file's bytes are read in place. In a device's memory the matrices of a part are contiguous, as in llama.cpp's own
-// tensors, so that one operation multiplies by all of them.
+// How one tier's experts of some layers lie in the memory of a pool. For the CPU slots are contiguous. For a device the
+// matrices of a part are, as in llama.cpp's own tensors, so that one operation multiplies by all of them. In host
+// memory, which an integrated GPU may share, the file's bytes are read in place.
 //
 // Thread-safety: none; constant once the banks are planned.
 class slot_layout {
@@ -54,7 +54,7 @@ class slot_layout {
 
   private:
     void   lay_out_slots(const expert_index & index, const std::vector<layer_id> & layers);
-    void   lay_out_stacks();
+    void   lay_out_stacks(const expert_index & index, const std::vector<layer_id> & layers);
     size_t place_stacks(uint32_t n_slots);
     status fit_bank(uint32_t & slots_per_bank);
 
@@ -62,6 +62,7 @@ class slot_layout {
     ggml_backend_dev_t         device_;
     ggml_backend_buffer_type_t memory_;
     bool                       in_host_;
+    bool                       is_stacked_; // the matrices of a part are contiguous
 
     size_t                            slot_size_ = 0;
     std::vector<per_part<part_place>> places_;       // [layer][part]
@@ -86,6 +87,7 @@ class slot_memory {
     size_t slot_size() const { return layout_.slot_size(); }
     size_t overhead() const { return layout_.overhead(); }
     size_t bytes() const { return n_slots() * slot_size(); } // bytes of all slots
+    bool   in_host() const { return layout_.in_host(); }
 
     // Lessens the number to that of the slots that allocate() would have.
     status fit(uint32_t & n_slots) const;

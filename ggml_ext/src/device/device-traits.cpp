@@ -45,6 +45,11 @@ bool is_host_device(ggml_backend_dev_t device) {
     return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device));
 }
 
+bool shares_memory(ggml_backend_dev_t device, ggml_backend_buffer_type_t memory) {
+    return ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU && ggml_backend_buft_is_host(memory) &&
+           ggml_backend_dev_supports_buft(device, memory);
+}
+
 int threads_beside(ggml_backend_dev_t device, int n_threads) {
     static const auto n_cores = int(std::thread::hardware_concurrency()); // 0: not known
     return !traits_of(device).spins_on_copies || n_cores == 0 ? n_threads

@@ -51,6 +51,9 @@ const device_traits & traits_of(ggml_backend_dev_t device);
 // Returns true if the device computes in host memory, so that it uses what lies there in place.
 bool is_host_device(ggml_backend_dev_t device);
 
+// Returns true if the device's kernels read this memory of the host in place, as those of an integrated GPU may.
+bool shares_memory(ggml_backend_dev_t device, ggml_backend_buffer_type_t memory);
+
 // How many of `n_threads` CPU threads compute beside the device.
 int threads_beside(ggml_backend_dev_t device, int n_threads);
 

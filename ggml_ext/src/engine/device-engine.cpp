@@ -14,8 +14,8 @@ device_engine::device_engine(split_runner * runner, ggml_backend_dev_t device, c
     device_(device),
     buffer_type_(ggml_backend_hobbit_make_buffer_type(runner, ggml_backend_hobbit_register(device))),
     cache_(shared.index, shared.reads, shared.counters,
-           { device, shared.config.flag("hobbit.pack") && !shared.host, shared.host, nullptr,
-             shared.config.spare_memory() }) {
+           { device, shared.config.flag("hobbit.pack") && !shared.host, shared.host,
+             shared.host ? nullptr : shared.memory, shared.config.spare_memory() }) {
     if (shared.config.count("hobbit.prefetch") > 0) {
         predictor_options options;
         options.name      = shared.config.text("hobbit.predictor");

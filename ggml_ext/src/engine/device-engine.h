@@ -31,6 +31,8 @@ struct shared_parts {
     loader &             reads;
     stats &              counters;
     expert_cache *       host; // the next-level cache of all; null: the only engine computes in host memory
+
+    ggml_backend_buffer_type_t memory; // pools have this type where there is no such cache
 };
 
 // One device that computes experts: its layers, the pools with their experts, and the executor that runs them.

@@ -173,14 +173,20 @@ status hobbit_model::open_files() {
 
 // All that depends on the devices.
 void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
-    const bool              are_apart = !is_host_device(devices.front());
     const embedding_table & embedding = index_.embedding();
     const auto              patience  = std::chrono::seconds(settings_.count("hobbit.read_timeout"));
 
-    transfer_memory_ = find_pinned_memory(devices, reader_);
-    stats_.layers    = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
-    loader_ = std::make_unique<loader>(reader_, stats_, uint32_t(settings_.count("hobbit.io_threads")), devices,
-                                       transfer_memory_, patience);
+    transfer_memory_     = find_pinned_memory(devices, reader_);
+    const bool is_shared = devices.size() == 1 && shares_memory(devices.front(), transfer_memory_);
+    const bool are_apart = !is_shared && !is_host_device(devices.front());
+    if (are_apart && ggml_backend_dev_type(devices.front()) == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+        GGML_LOG_WARN("hobbit: %s reads no memory of the host in place: experts are copied, and lie in memory twice\n",
+                      ggml_backend_dev_name(devices.front()));
+    }
+    stats_.layers = std::vector<hobbit::stats::layer_uses>(index_.n_layers());
+    loader_ =
+        std::make_unique<loader>(reader_, stats_, uint32_t(settings_.count("hobbit.io_threads")),
+                                 are_apart ? devices : std::vector<ggml_backend_dev_t>(), transfer_memory_, patience);
     if (embedding.location.size >= SMALL_EMBEDDING && memory_is_short(!are_apart)) {
         rows_.emplace(reader_, embedding, patience);
     }
@@ -189,7 +195,7 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
         in_host.memory = transfer_memory_;
         host_          = std::make_unique<expert_cache>(index_, *loader_, host_stats_, in_host);
     }
-    const shared_parts shared = { index_, settings_, *loader_, stats_, host_.get() };
+    const shared_parts shared = { index_, settings_, *loader_, stats_, host_.get(), transfer_memory_ };
     for (ggml_backend_dev_t device : devices) {
         engines_.push_back(std::make_unique<device_engine>(this, device, shared));
     }

@@ -2,6 +2,7 @@
 //
 // The memory of a model: what its first context allocates, and what a further one is refused.
 #include "base/system-memory.h"
+#include "device/device-traits.h"
 #include "engine/hobbit-model.h"
 #include "ggml-impl.h"
 
@@ -40,7 +41,7 @@ uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
 
 // Divides the limits on memory between the pools of all devices and of the cache in host memory behind them.
 status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const {
-    HOBBIT_TRY(settings_.check_placed(host_ != nullptr));
+    HOBBIT_TRY(settings_.check_placed(host_ != nullptr, is_host_device(engines_.front()->device())));
     const pool_demand         behind = host_ ? host_->demand(index_.layers()) : pool_demand();
     other_memory              other  = memory_beside(model_bytes);
     std::vector<device_share> devices;

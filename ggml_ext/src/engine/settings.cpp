@@ -458,13 +458,14 @@ status settings::check() const {
     return {};
 }
 
-status settings::check_placed(bool is_apart) const {
+status settings::check_placed(bool is_apart, bool on_cpu) const {
     if (number("hobbit.device_memory") > 0 && !is_apart) {
-        return status::error(
-            "hobbit.device_memory limits GPU memory, and the experts are on the CPU: name a GPU with hobbit.device");
+        return status::error("hobbit.device_memory limits a GPU's own memory, and the experts are in the host's: name "
+                             "a GPU with hobbit.device, or give hobbit.memory");
     }
-    if (values_.is_given("hobbit.mode") && !is_apart) {
-        return status::error("hobbit.mode divides the experts between CPU and GPU: name a GPU with hobbit.device");
+    if (values_.is_given("hobbit.mode") && !is_apart && (on_cpu || mode() != compute_mode::gpu)) {
+        return status::error("hobbit.mode divides the experts between the CPU and a GPU with memory of its own: name a "
+                             "GPU with hobbit.device, or leave it out");
     }
     if (memory() > 0 && pools() > 0 && !is_apart) {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "

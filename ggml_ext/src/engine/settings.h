@@ -66,8 +66,8 @@ class settings {
     // Keeps what was computed for a setting that nobody gives. REQUIRES: a value of the row's type
     void compute(const std::string & key, const setting_value & value, const std::string & note);
 
-    // Checks that need the devices: rows of settings have them, and the settings of memory.
-    status check_placed(bool is_apart) const;
+    // Checks that need the devices: rows of settings have them, and the settings of memory. on_cpu: no other computes.
+    status check_placed(bool is_apart, bool on_cpu) const;
 
     const setting_values & values() const { return values_; }
 

@@ -18,8 +18,9 @@ bool hits_ahead::reserve(ggml_backend_t backend) {
     }
     bool has_others = false; // kernels for other types do work for matrices that a token does not use
     index_.each_matrix(tier_id::high, [&](expert_id id, part_id part, const part_location & at) {
-        const ggml_type first = index_.locate(tier_id::high, id.layer, part, 0).type;
-        has_others            = has_others || at.type != first || !ggml_is_quantized(at.type);
+        const part_location & first   = index_.locate(tier_id::high, id.layer, part, 0);
+        const bool            is_even = !cache_.in_host() || data_offset(at) == data_offset(first);
+        has_others                    = has_others || at.type != first.type || !ggml_is_quantized(at.type) || !is_even;
     });
     ggml_backend_dev_t     device = ggml_backend_get_device(backend);
     ggml_backend_dev_props props;

@@ -66,10 +66,11 @@ std::vector<chunk> chunks_in_place(const chunk & whole, size_t size) {
     const uint64_t     first = whole.offset - data_offset(whole);
     const uint64_t     end   = whole.offset + whole.size;
     for (uint64_t at = first; at < end; at += size) {
-        chunk c    = whole;
-        c.offset   = std::max(at, whole.offset);
-        c.size     = size_t(std::min(at + size, end) - c.offset);
-        c.to.data += at - first;
+        chunk c     = whole;
+        c.offset    = std::max(at, whole.offset);
+        c.size      = size_t(std::min(at + size, end) - c.offset);
+        c.to.zeros  = at + size < end ? 0 : whole.to.zeros;
+        c.to.data  += at - first;
         chunks.push_back(c);
     }
     return chunks;

@@ -35,7 +35,7 @@ struct part_target {
     char *                data;
     ggml_backend_buffer_t buffer = nullptr;
     matrix_shape          shape  = {}; // if there is a buffer
-    size_t                zeros  = 0;  // bytes behind the rows to set to zero, if there is a buffer
+    size_t                zeros  = 0;  // bytes behind the rows to set to zero
 };
 
 // A piece of a part, or all of it: its range of the file, and its destination.

@@ -5,6 +5,7 @@
 #include "device/repacked-layout.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace hobbit {
@@ -173,6 +174,8 @@ status loader::read(const chunk & next, staging_buffer & staging) {
     }
     if (next.to.buffer) {
         set(next, dst + before);
+    } else {
+        std::memset(dst + before + next.size, 0, next.to.zeros);
     }
     return {};
 }

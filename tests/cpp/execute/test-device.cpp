@@ -9,6 +9,8 @@
 #include "ggml-backend-impl.h"
 #include "graph/lazy-backend.h"
 
+#include <cstring>
+#include <numeric>
 #include <set>
 #include <string>
 
@@ -123,6 +125,39 @@ TEST_CASE("where types differ, zeros stand behind matrices whose kernels read on
          { part_id::gate, part_id::up, part_id::down }) { // where they are alike, nothing stands between
         CHECK(e.cache.stride({ 0, 0 }, tier_id::high, part) == m.index.locate(tier_id::high, 0, part, 0).size);
     }
+}
+
+TEST_CASE("in memory that it shares with the host, experts are read in place, as far apart as kernels count") {
+    constexpr size_t    zeros = 8 * 34;
+    const model_on_disk m     = model_on_disk::with_mixed_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_1);
+    stats               counters;
+    failing_reader      reader;
+    REQUIRE(reader.files.open(m.index.files()[0]).ok());
+    slot_memory slots(m.index, tier_id::low, m.index.layers(), device_of_padded_rows(), ggml_backend_cpu_buffer_type(),
+                      false);
+    REQUIRE(slots.allocate(3).ok());
+    loader l(reader, counters, 2);
+    for (const expert_id id : { expert_id{ 0, 6 }, expert_id{ 0, 0 }, expert_id{ 0, 1 } }) {
+        const uint32_t slot = id.expert % 3;
+        for (const part_id part : { part_id::gate, part_id::up, part_id::down }) {
+            const part_location & at     = m.index.locate(tier_id::low, id.layer, part, id.expert);
+            const size_t          stride = slots.stride(id.layer, part);
+            CHECK(stride % (std::lcm(20, 34)) == 0); // whole blocks of both types
+            CHECK(stride % file_reader::alignment == 0);
+            CHECK(stride >= aligned_span(at) + zeros);
+            const part_target target = slots.target(slot, id, part);
+            CHECK_FALSE(target.buffer);
+            CHECK(slots.data(slot, id, part) == target.data + data_offset(at));
+            std::memset(target.data, 0xff, stride);
+
+            load_state state;
+            l.submit(state, part, at, target, load_urgency::demand);
+            REQUIRE(l.wait(state, part).ok());
+            const std::string bytes(slots.data(slot, id, part), at.size + zeros);
+            CHECK(bytes == temp_dir::read(m.index.files()[0]).substr(at.offset, at.size) + std::string(zeros, '\0'));
+        }
+    }
+    CHECK(counters.bytes_transferred == 0);
 }
 
 TEST_CASE("a type that the device does not know is an error before anything is computed") {
