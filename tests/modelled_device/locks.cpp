@@ -5,8 +5,9 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <unistd.h>
 
-static constexpr lock_listener nobody = { [](const void *, bool) {}, [](const void *) {} };
+static constexpr lock_listener nobody = { [](const void *, bool) {}, [](const void *) {}, [](void *, size_t) {} };
 
 const lock_listener * modelled_locks = &nobody; // set before the threads that matter begin
 
@@ -83,6 +84,12 @@ int pthread_cond_clockwait(pthread_cond_t * condition, pthread_mutex_t * mutex, 
     const int code = real(condition, mutex, clock, time);
     modelled_locks->acquired(mutex, false);
     return code;
+}
+
+ssize_t pread(int file, void * to, size_t size, off_t offset) {
+    static const auto real = next<decltype(pread)>("pread");
+    modelled_locks->reading(to, size);
+    return real(file, to, size, offset);
 }
 
 } // extern "C"

@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <string_view>
+#include <sys/uio.h>
 #include <unistd.h>
 #include <vector>
 
@@ -78,7 +79,8 @@ struct pending {
 static size_t hash_of(bytes range) {
     static const int  own = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
     std::vector<char> now(range.size);
-    const ssize_t     n = pread(own, now.data(), now.size(), off_t(uintptr_t(range.data)));
+    const iovec       to = { now.data(), now.size() };
+    const ssize_t     n  = preadv(own, &to, 1, off_t(uintptr_t(range.data))); // no read of the program's
     return std::hash<std::string_view>()({ now.data(), size_t(std::max(n, ssize_t(0))) });
 }
 
@@ -177,6 +179,9 @@ class order_face : public device_observer {
                ", \"accesses\": " + std::to_string(n_accesses_) + ", \"waits\": " + std::to_string(n_waits_) +
                ", \"events\": " + std::to_string(events_.size()) + ", \"errors\": [" + found + "]}";
     }
+
+    // A thread reads a file into memory that kernels read too.
+    void on_read(bytes target) { write(target, access_of(this_thread(), "a read of a file")); }
 
     // Between threads of the host.
     void acquire(const void * lock, bool is_last) {
@@ -371,6 +376,7 @@ static const lock_listener listener = {
     [](const void * lock) { // it knew the past of those who had the lock before
         hear_of(lock, [&] { face->lock(lock) = face->release(); });
     },
+    [](void * to, size_t size) { hear_of(nullptr, [&] { face->on_read({ static_cast<const char *>(to), size }); }); },
 };
 
 order_face::order_face() {

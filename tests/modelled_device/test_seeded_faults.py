@@ -47,6 +47,15 @@ def test_a_fault_is_reported(
     assert re.search(case.found, found), found
 
 
+def test_a_read_of_a_file_under_kernels_is_reported(lib_dir: Path) -> None:
+    settings, name = modelled.KINDS["CUDA"] + " one_memory=1", "experts are computed before they arrive"
+    for fault in ("", name):
+        how = modelled.on(1, settings)
+        found = modelled.run(modelled.quantized(), settings, how, gpu_layers=99, lib_dir=lib_dir, fault=fault)
+        errors = "\n".join(found.report["errors"])
+        assert ("is not ordered behind a read of a file" in errors) == bool(fault), errors
+
+
 @pytest.mark.parametrize("fault", ["", ALL_UPLOADS, OWN_QUEUES])
 @pytest.mark.parametrize("mode", ["gpu", "cooperative"])
 def test_nothing_is_reported_without_one(
