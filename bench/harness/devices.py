@@ -56,10 +56,11 @@ def n_cpu_moe(model: Path, share: float) -> int:
 
 @dataclass(frozen=True)
 class Device(Host):
-    """A device of ggml's. rpc: server that offers it, HOST:PORT."""
+    """A device of ggml's. rpc: server that offers it, HOST:PORT.  bound: setting that a limit is given to."""
 
     name: str
     rpc: str | None = None
+    bound: str = "hobbit.device_memory"
 
     arms: ClassVar[Mapping[str, Arm]] = DEVICE_ARMS
     usual: ClassVar[Mapping[str, Any]] = {"limits": (0.2, 0.3, 0.5)}
@@ -102,7 +103,7 @@ class Device(Host):
             largest = max(experts_of(config.model)) // shape.n_experts
             bound["hobbit.pools"] = int((shape.n_used + 0.5) * largest)
         else:
-            bound["hobbit.device_memory"] = budget(config.model, turn.limit)
+            bound[self.bound] = budget(config.model, turn.limit)
         return replace(job, settings=runner.settings(config, turn.arm, bound))
 
     def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, folder: Path) -> Iterator[Record]:
@@ -151,7 +152,8 @@ class Modelled(Device):
             raise HobbitError(f"there is no {LIBRARY}; run 'make build' in {ROOT}")
         prices = read_prices(machine)
         settings = dict(word.split("=", 1) for word in prices["device"].split())
-        return Modelled(f"{settings['name']}0", machine=Path(machine).stem, prices=prices)
+        bound = "hobbit.pools" if "one_memory" in settings else Device.bound
+        return Modelled(f"{settings['name']}0", None, bound, Path(machine).stem, prices)
 
     def _own_head(self, config: BenchConfig) -> Record:
         return {"source": "modelled", "prices": self.machine, "routing": "seeded"}

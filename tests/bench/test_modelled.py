@@ -109,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(
-    folder: Path, arms: tuple[str, ...], share: float = 0.5, low: tuple[str, ...] = (), **changed: float
+    folder: Path, arms: tuple[str, ...], share: float = 0.5, low: tuple[str, ...] = (), **changed: float | str
 ) -> dict[str, dict[str, Any]]:
     """[arm], on a 4090 with these prices."""
     path = folder / f"{'-'.join(changed)}.json"
@@ -223,6 +223,26 @@ def test_a_prompt_brings_what_it_lacks_and_one_precision_moves_no_other(folder: 
     assert 0.3 * 6 * 32 < brought < 0.5 * 6 * 32
     assert 0 < line["ttft_bytes"]["1"] <= 24.5 * expert  # a token takes four of each layer
     assert line["ttft_s"]["128"] > line["ttft_bytes"]["128"] / 24.5e9
+
+
+def test_one_memory_is_read_into_and_nothing_is_moved_and_a_mapped_file_faults(folder: Path) -> None:
+    one: dict[str, float | str] = {"device": "name=CUDA one_memory=1 memory=24000000000"}
+    one |= {"disk_gbs": 1.0, "fault_gbs": 0.25, "cache_gb": 0.02}
+    slow = _run(folder, ("stock", "hobbit-gpu-0-high", "hobbit-gpu-0"), low=("--low", "q4_0"), **one)
+    weights = 3 * 512 * 512
+    sizes = {"high": weights * 34 // 32, "low": weights * 18 // 32}
+    for arm in ("hobbit-gpu-0-high", "hobbit-gpu-0"):
+        found = slow[arm]["counters"]
+        missed = {tier: found[f"misses_{tier}"] for tier in sizes}
+        least = sum(missed[tier] * size for tier, size in sizes.items())
+        assert 0 < least <= found["bytes_read"] <= least + 3 * 4096 * sum(missed.values())
+        assert found["bytes_transferred"] == 0
+        assert slow[arm]["token_ms"] * 24 > found["bytes_read"] / 1e6
+        assert slow[arm]["info"]["host_slots_high"] == 0
+    assert slow["hobbit-gpu-0"]["token_ms"] < slow["hobbit-gpu-0-high"]["token_ms"]
+    fast = _run(folder, ("stock", "hobbit-gpu-0-high"), **{**one, "disk_gbs": 2.0, "cache_gb": 24.0})
+    assert fast["hobbit-gpu-0-high"]["token_ms"] < 0.75 * slow["hobbit-gpu-0-high"]["token_ms"]
+    assert fast["stock"]["token_ms"] < 0.2 * slow["stock"]["token_ms"]
 
 
 def test_half_of_the_experts_move_half_of_the_bytes_and_an_unsure_token_runs_twice(folder: Path) -> None:

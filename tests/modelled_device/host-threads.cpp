@@ -312,6 +312,10 @@ ssize_t pread(int file, void * to, size_t size, off_t offset) {
     if (!self || self->is_main || fstat(file, &st) != 0) {
         return read(file, to, size, offset);
     }
+    if (const double gbs = host_threads::clock().price().disk_gbs; gbs > 0) {
+        yield();
+        host_threads::clock().read(self->now, size, gbs);
+    }
     return std::min<ssize_t>(ssize_t(size), std::max<ssize_t>(0, st.st_size - offset));
 }
 

@@ -6,11 +6,13 @@
 
 #include <cstdio>
 #include <cstring>
+#include <list>
 #include <map>
 #include <random>
 #include <set>
 #include <sstream>
 #include <string_view>
+#include <vector>
 
 using namespace modelled;
 using host_threads::scope;
@@ -25,20 +27,47 @@ struct graph_price {
     uint64_t bytes     = 0;
 };
 
-// Bytes of the weights that a product reads; MUL_MAT_ID reads the experts that its ids name.
-static uint64_t weight_bytes(const ggml_tensor * t) {
+// Weights that a product reads; MUL_MAT_ID reads the experts that its ids name.
+static std::vector<bytes> weights_of(const ggml_tensor * t) {
+    const ggml_tensor * w  = t->src[0];
+    const auto          at = [&](int64_t n) { return static_cast<const char *>(w->data) + size_t(n) * w->nb[2]; };
     if (t->op == GGML_OP_MUL_MAT) {
-        return ggml_nbytes(t->src[0]);
+        return { { at(0), ggml_nbytes(w) } };
     }
-    if (t->op != GGML_OP_MUL_MAT_ID) {
-        return 0;
+    std::set<int32_t>  experts;
+    std::vector<bytes> all;
+    for (int64_t n = 0; t->op == GGML_OP_MUL_MAT_ID && n < ggml_nelements(t->src[2]); n++) {
+        if (const int32_t expert = expert_at(t->src[2], n); experts.insert(expert).second) {
+            all.push_back({ at(expert), size_t(w->ne[1]) * ggml_row_size(w->type, w->ne[0]) });
+        }
     }
-    std::set<int32_t> experts;
-    for (int64_t n = 0; n < ggml_nelements(t->src[2]); n++) {
-        experts.insert(expert_at(t->src[2], n));
+    return all;
+}
+
+// The host uses memory of a mapped file, in whole blocks, and waits for what the page cache has not: it has the blocks
+// that were used last.
+static void use_mapped(ns_t & host, bytes range) {
+    using list                         = std::list<uintptr_t>;
+    static constexpr uint64_t BLOCK    = 1 << 20;
+    static auto &             order    = *new list; // the last used one first
+    static auto &             places   = *new std::map<uintptr_t, list::iterator>;
+    const prices &            p        = host_threads::clock().price();
+    uint64_t                  n_missed = 0;
+    const uintptr_t           end      = p.fault_gbs > 0 ? uintptr_t(range.data) + range.size : 0;
+    for (uintptr_t block = uintptr_t(range.data) / BLOCK; block * BLOCK < end; block++) {
+        const auto known = places.find(block);
+        if (known == places.end()) {
+            n_missed++;
+            order.push_front(block);
+            places[block] = order.begin();
+        } else {
+            order.splice(order.begin(), order, known->second);
+        }
     }
-    const ggml_tensor * w = t->src[0];
-    return experts.size() * uint64_t(w->ne[1]) * ggml_row_size(w->type, w->ne[0]);
+    for (; double(order.size() * BLOCK) > p.cache_gb * 1e9; order.pop_back()) {
+        places.erase(order.back());
+    }
+    host_threads::clock().read(host, n_missed * BLOCK, p.fault_gbs);
 }
 
 // Kernels of a node that the ones before it have not computed along. `last` is the operation before it.
@@ -78,8 +107,10 @@ static graph_price price_of(const ggml_cgraph * graph) {
             continue;
         }
         p.n_kernels += kernels_of(t, last);
-        p.bytes     += weight_bytes(t);
         last         = t;
+        for (const bytes & weights : weights_of(t)) {
+            p.bytes += weights.size;
+        }
     }
     return p;
 }
@@ -260,6 +291,9 @@ class time_face : public device_observer {
 
     void on_copy(const copy & what) override {
         scope here;
+        if (what.way == direction::to_device && !what.is_pinned && what.source.size >= 1 << 20) { // a model's weights
+            use_mapped(here.now(), what.source);
+        }
         if (what.way == direction::on_device) {
             clock_.compute(here.now(), streams_[what.stream].queue, virtual_clock::start::direct, 1,
                            device_time(1, 2 * what.source.size));
@@ -320,7 +354,7 @@ class time_face : public device_observer {
             { "device", busy({ resource::device }) },
             { "link", busy({ resource::to_device }) },
             { "cpu", busy({ resource::cpu }) },
-            { "any", busy({ resource::device, resource::to_device, resource::cpu }) },
+            { "any", busy({ resource::device, resource::to_device, resource::cpu, resource::disk }) },
         };
         std::ostringstream text;
         for (const auto & [name, value] : all) {
@@ -360,11 +394,17 @@ MODELLED_API ggml_status ggml_graph_compute(ggml_cgraph * graph, ggml_cplan *) {
     scope    here;
     uint64_t n_nodes = 0;
     uint64_t bytes   = 0;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        n_nodes += !computes_nothing(graph->nodes[i]);
-        bytes   += weight_bytes(graph->nodes[i]);
-    }
     script().write(graph);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * t  = graph->nodes[i];
+        n_nodes               += !computes_nothing(t);
+        for (const modelled::bytes & weights : weights_of(t)) {
+            bytes += weights.size;
+            if (t->src[0]->buffer && std::strcmp(ggml_backend_buffer_name(t->src[0]->buffer), "CPU_Mapped") == 0) {
+                use_mapped(here.now(), weights);
+            }
+        }
+    }
     if (bytes > 0) {
         host_threads::clock().compute_on_cpu(here.now(), n_nodes, bytes);
     }

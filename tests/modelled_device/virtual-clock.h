@@ -34,6 +34,9 @@ using ns_t = int64_t; // virtual nanoseconds
     PRICE(pageable_gbs, 8, "")                                                                                         \
     PRICE(cpu_gbs, 50, "")                                                                                             \
     PRICE(cpu_busy_gbs, 44, "while the link copies")                                                                   \
+    PRICE(disk_gbs, 0, "to a thread that reads the model's file; 0: a read takes no time")                             \
+    PRICE(fault_gbs, 0, "to who uses a mapped file that the page cache has not; 0: no time")                           \
+    PRICE(cache_gb, 0, "of the page cache")                                                                            \
     PRICE(host_gb, 128, "memory that the machine says to have")                                                        \
     PRICE(captures, 1, "0: each kernel of a graph is started each time")                                               \
     PRICE(one_queue, 0, "1: copies and graphs of all streams run one after the other")
@@ -50,7 +53,7 @@ struct prices {
     };
 };
 
-enum class resource { device, to_device, to_host, cpu };
+enum class resource { device, to_device, to_host, cpu, disk };
 
 // Sums since the clock was made.
 struct costs {
@@ -137,6 +140,15 @@ class virtual_clock {
         host = end;
     }
 
+    // The host waits for bytes of the disk, at the price `gbs`; 0: they take no time.
+    void read(ns_t & host, uint64_t bytes, double gbs) {
+        const ns_t begin = std::max(host, free_of(resource::disk));
+        if (gbs > 0 && bytes > 0) {
+            host = free_of(resource::disk) = begin + ns_t(double(bytes) / gbs);
+            keep({ begin, host, resource::disk });
+        }
+    }
+
     void synchronize(ns_t & host, const stream & s) {
         sums_.waits++;
         wait(host, s.now, s.now > host ? p_.sync_us : p_.idle_sync_us);
@@ -175,7 +187,7 @@ class virtual_clock {
     static ns_t us(double microseconds) { return ns_t(microseconds * 1e3); }
 
   private:
-    ns_t & free_of(resource r) { return free_[p_.one_queue != 0 && r != resource::cpu ? 0 : size_t(r)]; }
+    ns_t & free_of(resource r) { return free_[p_.one_queue != 0 && r < resource::cpu ? 0 : size_t(r)]; }
 
     void keep(const interval & i) {
         if (i.end > i.begin) {
@@ -205,7 +217,7 @@ class virtual_clock {
     }
 
     const prices          p_;
-    std::array<ns_t, 4>   free_ = {}; // [resource]
+    std::array<ns_t, 5>   free_ = {}; // [resource]
     costs                 sums_;
     std::vector<interval> intervals_;
 };

@@ -120,6 +120,18 @@ TEST_CASE("in one queue a graph waits for copies of other streams") {
     CHECK(b.now == 103000 + 30000);
 }
 
+TEST_CASE("reads come one after the other, and each reader waits for its own") {
+    virtual_clock clock(simple());
+    ns_t          first = 1000, second = 2000, third = 3000;
+    clock.read(first, 10000, 2.0);
+    clock.read(second, 10000, 2.0);
+    clock.read(third, 10000, 0.0); // from a disk without a price
+    CHECK(first == 6000);
+    CHECK(second == 11000);
+    CHECK(third == 3000);
+    CHECK(clock.busy(0, 100000, { resource::disk }) == 10000);
+}
+
 TEST_CASE("code counts by its locks, and the time in which anything works once") {
     prices p  = simple();
     p.lock_us = 1.5;
