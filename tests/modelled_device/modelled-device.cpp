@@ -245,9 +245,12 @@ static std::string configure(const std::string & text) {
         const long        n     = std::atol(value.c_str());
 
         const std::map<std::string, std::function<void()>> known = {
-            { "name", [&] { config.name                 = value; } },          { "devices", [&] { config.devices                    = int(n); } },
-            { "events", [&] { config.events                      = n != 0; } },     { "one_queue", [&] { config.one_queue                = n != 0; } },
-            { "compute", [&] { config.compute                    = n != 0; } },   { "memory", [&] { config.memory                      = size_t(n); } },
+            { "name", [&] { config.name             = value; } },
+            { "devices", [&] { config.devices                    = int(n); } },
+            { "events", [&] { config.events                      = n != 0; } },
+            { "one_queue", [&] { config.one_queue                = n != 0; } },
+            { "compute", [&] { config.compute                    = n != 0; } },
+            { "memory", [&] { config.memory                      = size_t(n); } },
             { "one_memory", [&] { config.one_memory              = n != 0; } },
             { "delay_us", [&] { config.delay_us                  = int(n); } },
         };
