@@ -36,10 +36,13 @@ pool_demand expert_cache::demand(const std::vector<layer_id> & layers) const {
         for (const layer_id layer : layers) {
             const uint32_t number = classes_[tier][layer];
             slot_class &   c      = d.classes[tier][number];
+            const uint32_t n_held = index_.n_held(tier, layer, layer);
+            const bool     is_run = index_.layer(layer).is_run;
 
             c.size       = slots_[tier][number].slot_size();
-            c.n_experts += index_.layer(layer).is_run ? index_.n_held(tier, layer, layer) : 0;
+            c.n_experts += is_run ? n_held : 0;
             c.n_layers++;
+            d.n_absent += is_run && tier == tier_id::high ? index_.layer(layer).n_experts - n_held : 0;
         }
     }
     return d;

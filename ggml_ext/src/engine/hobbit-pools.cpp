@@ -99,7 +99,7 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
         const hobbit_device_info here  = engines_[i]->info(slots.devices[i]);
         plan.pool_bytes               += here.pool_bytes_high + here.pool_bytes_low;
         plan.holds_all                 = plan.holds_all && here.pool_slots_high >= count_of(d.all(tier_id::high)) &&
-                         here.pool_slots_high + here.pool_slots_low >= count_of(d.all(tier_id::low));
+                         here.pool_slots_low >= d.n_absent;
     }
     return keep_slots(std::move(slots));
 }

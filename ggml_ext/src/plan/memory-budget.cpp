@@ -47,14 +47,8 @@ slot_numbers slots_in(const slot_classes & classes, uint32_t n_used, uint64_t by
     return numbers;
 }
 
-// Experts that have a low version alone.
-static uint32_t n_absent(const pool_demand & d) {
-    const uint32_t n_low = count_of(d.all(tier_id::low));
-    return n_low - std::min(n_low, count_of(d.all(tier_id::high)));
-}
-
 bool uses_low(const budget & b, const pool_demand & demand) {
-    return demand.all_bytes(tier_id::low) > 0 && (b.low_demand > 0.0 || n_absent(demand) > 0);
+    return demand.all_bytes(tier_id::low) > 0 && (b.low_demand > 0.0 || demand.n_absent > 0);
 }
 
 // Thread stacks and what the allocators keep: so much, and a hundredth of the budget.
@@ -215,8 +209,8 @@ static double low_share(const budget & b, const pool_demand & d) {
     if (b.low_share >= 0) {
         return b.low_share;
     }
-    const double absent = double(n_absent(d)) / count_of(d.all(tier_id::low)); // their high uses are low
-    const double low    = (b.low_demand + absent) * double(d.all_bytes(tier_id::low));
+    const double absent = double(d.n_absent) / count_of(d.all(tier_id::low)); // their high uses are low
+    const double low    = std::min(1.0, b.low_demand + absent) * double(d.all_bytes(tier_id::low));
     return low / (low + double(d.all_bytes(tier_id::high)));
 }
 
@@ -225,10 +219,10 @@ pool_slots divide_pools(const budget & b, const pool_demand & d, uint64_t bytes)
 
     const uint64_t all_high = d.all_bytes(tier_id::high);
     slot_numbers   low(d.classes[tier_id::low].size());
-    if (uses_low(b, d) && !(b.low_if_short && n_absent(d) == 0 && bytes >= all_high)) {
+    if (uses_low(b, d) && !(b.low_if_short && d.n_absent == 0 && bytes >= all_high)) {
         const uint64_t most     = bytes - d.least_bytes(tier_id::high); // leaves the high pool its smallest
         const uint64_t left     = bytes - std::min(bytes, all_high);    // beside all high versions
-        const uint64_t at_least = std::min(n_absent(d) > 0 ? left : 0, most);
+        const uint64_t at_least = std::min(d.n_absent > 0 ? left : 0, most);
         const auto     shared   = uint64_t(double(bytes) * low_share(b, d));
         low                     = slots_in(d.classes[tier_id::low], d.n_used, std::clamp(shared, at_least, most));
     }

@@ -55,8 +55,9 @@ struct budget {
 
 // The demand that the pools are planned from.
 struct pool_demand {
-    per_tier<slot_classes> classes;    // empty: there is no such tier
-    uint32_t               n_used = 0; // per token and layer
+    per_tier<slot_classes> classes;      // empty: there is no such tier
+    uint32_t               n_used   = 0; // per token and layer
+    uint32_t               n_absent = 0; // experts that have a low version alone
 
     slot_numbers all(tier_id tier) const { return slots_in(classes[tier], n_used, UINT64_MAX); }
     uint64_t bytes(tier_id tier, const slot_numbers & n) const { return bytes_of(n, classes[tier], &slot_class::size); }
