@@ -335,7 +335,7 @@ HOBBIT_API double hobbit_oldest_read(const hobbit_model * model);
     FIELD(uint32_t, n_experts, "Experts per layer, in the largest")                                                    \
     FIELD(uint32_t, n_experts_used, "Experts that a token uses per layer, in the layer with the most")                 \
     FIELD(uint32_t, n_tiers, "Precisions in the model's files")                                                        \
-    FIELD(uint32_t, n_absent_high, "Experts of all layers that have a low version alone")                              \
+    BY_TIER(uint32_t, n_absent, "Experts of all layers that have the other precision alone")                           \
     FIELD(uint32_t, n_run_layers, "Layers that are run: the first ones, without a draft head that nobody loads")       \
     FIELD(uint32_t, n_all_experts, "Experts of all layers that are run")                                               \
     FIELD(uint32_t, n_token_uses, "Experts that a token uses, in all layers that are run")                             \

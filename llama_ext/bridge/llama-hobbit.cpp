@@ -120,14 +120,24 @@ void llama_hobbit_attach(llama_model_loader & ml, hobbit_model * model) {
         hobbit_set_run_blocks(model, n_blocks - std::min(n_blocks, n_drafts));
     }
     for (auto it = ml.weights_map.begin(); it != ml.weights_map.end();) {
-        if (!hobbit_is_tier_tensor(it->first.c_str())) {
-            it->second.tensor->extra = model;
+        ggml_tensor *       tensor = it->second.tensor;
+        const std::string & name   = it->first;
+        if (!hobbit_is_tier_tensor(name.c_str())) {
+            tensor->extra = model;
             ++it;
             continue;
         }
-        ml.n_elements -= ggml_nelements(it->second.tensor);
-        ml.n_bytes    -= ggml_nbytes(it->second.tensor);
+        const std::string own = name.substr(0, name.find('.', name.find("ffn_"))) + ".weight";
         ml.n_tensors--;
+        if (gguf_find_tensor(ml.metadata, own.c_str()) >= 0) {
+            ml.n_elements -= ggml_nelements(tensor);
+            ml.n_bytes    -= ggml_nbytes(tensor);
+        } else { // the groups that a file has instead are one tensor; the cache knows their types
+            const auto [whole, is_first]  = ml.weights_map.emplace(own, it->second);
+            whole->second.tensor->ne[2]  += is_first ? 0 : tensor->ne[2];
+            ml.n_tensors                 += is_first;
+            ggml_set_name(whole->second.tensor, own.c_str());
+        }
         it = ml.weights_map.erase(it);
     }
 }

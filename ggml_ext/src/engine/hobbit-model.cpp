@@ -435,6 +435,7 @@ hobbit_info hobbit_model::info() const {
     for (layer_id l = 0; l < index_.n_layers(); l++) {
         const layer_shape & layer  = index_.layer(l);
         i.n_absent_high           += layer.n_experts - index_.n_held(tier_id::high, l, l);
+        i.n_absent_low            += i.n_tiers > 1 ? layer.n_experts - index_.n_held(tier_id::low, l, l) : 0;
         i.n_run_layers            += layer.is_run;
         i.n_all_experts           += layer.is_run ? layer.n_experts : 0;
         i.n_token_uses            += layer.is_run ? layer.n_used : 0;

@@ -77,6 +77,8 @@ const expert_tensor * expert_index::find_tensor(const std::string & name) const 
 // opening
 //
 
+static status read_format(const gguf_file & file, tier_format & of_file);
+
 status expert_index::open(const std::string & path, const std::string & sidecar) {
     std::vector<gguf_file> files;
     HOBBIT_TRY(open_gguf_model(path, files));
@@ -89,6 +91,7 @@ status expert_index::open(const std::string & path, const std::string & sidecar)
         HOBBIT_TRY(check_llama_header(file));
         read_metadata(file);
     }
+    HOBBIT_TRY(read_format(files[0], format_));
     HOBBIT_TRY(add_base(files));
     if (layers_.empty()) {
         return {};
@@ -150,11 +153,12 @@ static bool is_expert_stack(const gguf_file::tensor & t) {
 }
 
 status expert_index::add_base(const std::vector<gguf_file> & files) {
+    const bool in_groups = !format_.base; // groups then add up to all experts of a layer
     std::map<uint32_t, std::pair<layer_shape, layer_locations>> blocks;
     for (uint32_t i = 0; i < files.size(); i++) {
         for (const gguf_file::tensor & t : files[i].tensors()) {
             tensor_name name;
-            if (!parse_tensor_name(t.name, name) || !name.tier.empty()) {
+            if (!parse_tensor_name(t.name, name) || (!name.tier.empty() && !in_groups)) {
                 continue;
             }
             if (!is_expert_stack(t)) {
@@ -162,21 +166,16 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
                                      t.name.c_str());
             }
             auto & [shape, locations] = blocks[name.block];
-            if (shape.parts & name.part) {
+            if (!in_groups && (shape.parts & name.part)) {
                 return status::error("'%s': tensor '%s' is in the model twice", files[i].path().c_str(),
                                      t.name.c_str());
             }
-            if (shape.n_experts != 0 && shape.n_experts != t.ne[2]) {
-                return status::error("'%s': tensor '%s' has %lld experts, the others of its layer %u",
-                                     files[i].path().c_str(), t.name.c_str(), (long long) t.ne[2], shape.n_experts);
-            }
             shape.block              = name.block;
-            shape.n_experts          = t.ne[2];
             shape.n_used             = n_experts_used_;
             shape.parts             |= name.part;
             shape.shapes[name.part]  = { t.ne[0], t.ne[1] };
             const uint64_t stride    = t.size / t.ne[2];
-            for (uint32_t e = 0; e < shape.n_experts; e++) {
+            for (int64_t e = 0; e < t.ne[2]; e++) {
                 locations[name.part].push_back({ i, t.offset + e * stride, stride, t.type });
             }
         }
@@ -184,6 +183,14 @@ status expert_index::add_base(const std::vector<gguf_file> & files) {
     for (auto & [block, layer] : blocks) {
         if (!(layer.first.parts & part_id::down) || !(layer.first.parts - part_id::down)) {
             return status::error("'%s': layer %u lacks some of its expert tensors", files[0].path().c_str(), block);
+        }
+        layer.first.n_experts = uint32_t(layer.second[part_id::down].size());
+        for (const part_id p : layer.first.parts) {
+            if (layer.second[p].size() != layer.first.n_experts) {
+                return status::error("'%s': blk.%u.%s has %zu experts, and %s of its layer %u", files[0].path().c_str(),
+                                     block, PART_NAMES[p], layer.second[p].size(), PART_NAMES[part_id::down],
+                                     layer.first.n_experts);
+            }
         }
         for (const part_id p : part_set::all()) {
             layer.first.tensors[p] = { layer_id(layers_.size()), p };
@@ -229,7 +236,7 @@ static status check_low(const expert_index & index, const std::string & path) {
     return {};
 }
 
-static const registered_format complete("1", nullptr, { tier_id::high, "complete", check_low });
+static const registered_format complete("1", nullptr, { tier_id::high, "complete", "complete", check_low });
 
 // Reads the format of the tiers that a file declares, if any are declared.
 static status read_format(const gguf_file & file, tier_format & of_file) {
@@ -249,7 +256,7 @@ static status read_format(const gguf_file & file, tier_format & of_file) {
     if (!of_file.check) {
         std::string known;
         for (const std::string & name : registered_format::names()) {
-            known += (known.empty() ? "" : " and ") + name;
+            known += (known.empty() ? "" : ", ") + name;
         }
         return status::error("'%s' is of hobbit format version %g, this program reads version%s %s", path, version,
                              registered_format::names().size() > 1 ? "s" : "", known.c_str());
@@ -263,9 +270,10 @@ static status read_format(const gguf_file & file, tier_format & of_file) {
         std::string  found; // at first what stands for an absent key
     };
     const bool is_usual = of_file.base == tier_id::high;
-    key_text   texts[]  = { { "hobbit.tier.low.kind", "complete", "" },
+    key_text   texts[]  = { { "hobbit.tier.low.kind", of_file.low, "" },
                             { "hobbit.tier.high.kind", of_file.high, "complete" },
-                            { "hobbit.base_tier", tier_name(of_file.base), is_usual ? "high" : "" } };
+                            { "hobbit.base_tier", of_file.base ? tier_name(*of_file.base) : "none",
+                           is_usual ? "high" : "" } };
     for (auto & [key, wanted, found] : texts) {
         file.find_string(key, found);
         if (found != wanted) {

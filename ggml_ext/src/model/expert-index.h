@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,10 +38,13 @@ struct embedding_table {
 
 // A version of the format of files with two tiers: what such a file says of them, and what it must have.
 struct tier_format {
-    tier_id      base = tier_id::high; // the tier under llama.cpp's own names
-    const char * high = "";            // kind of the high tier
+    // The tier under llama.cpp's own names; none: there are no such names, and each expert is in one tier.
+    std::optional<tier_id> base = tier_id::high;
 
-    // Fails if the file at `path` lacks what the other tier must have; null: the version is not known.
+    const char * high = ""; // kind of the high tier
+    const char * low  = ""; // and of the low one
+
+    // Fails if the file at `path` lacks what its tiers must have; null: the version is not known.
     status (*check)(const expert_index & index, const std::string & path) = nullptr;
 
     // See serving.

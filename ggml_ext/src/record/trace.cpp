@@ -20,10 +20,14 @@ static uint64_t expert_bytes(const expert_index & index, tier_id tier, expert_id
     return bytes;
 }
 
-// Mean bytes of a layer's experts in high precision, or in low if the layer has no other.
+// Mean bytes of a layer's experts, each in the best precision that it has.
 static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
-    const tier_id tier = index.n_held(tier_id::high, layer, layer) > 0 ? tier_id::high : tier_id::low;
-    return index.tier_bytes(tier, layer, layer) / index.n_held(tier, layer, layer);
+    uint64_t bytes = 0;
+    for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
+        const expert_id id  = { layer, e };
+        bytes              += expert_bytes(index, index.has(tier_id::high, id) ? tier_id::high : tier_id::low, id);
+    }
+    return bytes / index.layer(layer).n_experts;
 }
 
 static constexpr const char * MAGIC = "# route_trace v1\n";

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// A high tier that lacks experts: these are low wherever the others are high.
+// Tiers that lack experts: these are in the other tier wherever the others are not.
 #include "fixtures/executor-fixture.h"
+#include "fixtures/numbers.h"
+#include "fixtures/rpc-device.h"
 #include "record/trace.h"
 
 #include <algorithm>
@@ -62,6 +64,28 @@ TEST_CASE("everything high is the best version of each expert, whatever the batc
     }
 }
 
+TEST_CASE("where each expert lies once, every rule has the same result") {
+    const moe_model                         small    = model_on_disk::small();
+    const std::vector<std::vector<int32_t>> ALL_HIGH = { { 0, 1, 2, 3, 4, 5, 6, 7 }, { 2 } };
+    for (const auto & in_high : { PRESENT, ALL_HIGH }) {
+        const model_on_disk m(small, [&](gguf_builder & file) { small.add_once(file, in_high); });
+        for (const int64_t n_tokens : { 1, 37 }) {
+            const layer_input input    = random_input(m.shape, n_tokens, unsigned(n_tokens));
+            const rows        expected = best_of_each(m, input);
+            for (const uint32_t n_slots : { 8u, 2u, 1u }) {
+                for (const rule_numbers & given : { rule_numbers(), numbers(0.0, 1.0) }) {
+                    engine e(m, n_slots, n_slots, rules{ given });
+                    engine on_device(m, n_slots, n_slots, rules{ given }, { rpc_device() }, n_slots);
+                    CHECK(e.compute(m, input) == expected);
+                    CHECK(on_device.compute(m, input) == expected);
+                    CHECK(e.counters.selections[tier_id::high] > 0);
+                    CHECK((e.counters.selections[tier_id::low] > 0) == (in_high == PRESENT));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("with repacked weights") {
     moe_model shape           = model_on_disk::small();
     shape.n_embd              = 256;
@@ -100,13 +124,15 @@ TEST_CASE("what a file does not have is not read ahead of the first token") {
     CHECK_FALSE(e.cache.has_free_slot({ 0, 0 }, tier_id::high));
 }
 
-TEST_CASE("a trace names the size of the best version that a layer has") {
+TEST_CASE("a trace names the mean size of the best versions of a layer's experts") {
     const model_on_disk m = partial();
     trace_writer        trace;
     const std::string   path = m.dir.path("trace.csv");
     REQUIRE(trace.open(path, m.index).ok());
     REQUIRE(trace.close().ok());
     const std::string text = temp_dir::read(path);
-    CHECK(text.find("# layer=0 expert_bytes=" + std::to_string(3 * 64 * 32 * 2)) != std::string::npos);
-    CHECK(text.find("# layer=1 expert_bytes=" + std::to_string(3 * 64 * 32 / 32 * 18)) != std::string::npos);
+    const size_t      low  = 3 * 64 * 32 / 32 * 18;
+    const size_t      high = 3 * 64 * 32 * 2;
+    CHECK(text.find("# layer=0 expert_bytes=" + std::to_string((3 * high + 5 * low) / 8)) != std::string::npos);
+    CHECK(text.find("# layer=1 expert_bytes=" + std::to_string(low)) != std::string::npos);
 }
