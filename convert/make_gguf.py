@@ -40,6 +40,7 @@ _KEYS = {
         "within your limit (default output: MODEL-partial.gguf)",
         "SHARE",
     ),
+    "once": Key("flag", "with drop_high: leave out the low versions of the high experts, too", default=False),
 }
 
 

@@ -18,7 +18,8 @@ class Options:
     `t1`, `t2`: thresholds of Eq. 2 that the output stores and runs by; None takes `default_t1`, and 1.
     With a t1 of 1 it stores none, so that all experts are high.
     `drop_high`: the share of the high versions of a two-tier model to leave out, or within_limit, as many as
-    its calibration with static widths allows; all other types stay.
+    its calibration with static widths allows; all other types stay. `once`: the experts whose high versions
+    stay lose their low ones.
     """
 
     no_imatrix: ClassVar[Path] = Path("none")
@@ -36,6 +37,7 @@ class Options:
     t1: float | None = None
     t2: float | None = None
     drop_high: float | str | None = None
+    once: bool = False
     dry_run: bool = False
     force: bool = False
     threads: int = field(default_factory=processor_cores)

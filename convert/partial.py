@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A file without the high versions of the experts that low precision hurts least (EdgeMoE, III-B).
 
-No other module knows the version of the format in which the high tier is partial.
+No other module knows the versions of the format in which a tier is partial.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,11 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import calibration_path
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, array_entry, read_gguf, string_entry
 from pyhobbit.model.model_file import opened_info
-from pyhobbit.model.tiers import HIGH, LOW, read_tiers, routed_part, tier_metadata, tier_tensor_name
+from pyhobbit.model.tiers import HIGH, LOW, NO_TIER, read_tiers, routed_part, tier_metadata, tier_tensor_name
 
 SUFFIX = "-partial"  # end of the name of the output
-_VERSION = 3
+_VERSION, _ONCE = 3, 4
 _KIND = "partial"
-_BASE = string_entry("hobbit.base_tier", LOW)
-_EXPERTS = f"hobbit.tier.{HIGH}.blk.{{}}.{{}}.0.experts"  # key of a layer and part
 _Expert = tuple[int, int]  # layer, number
 _OWN_KEYS = ("hobbit.version", "hobbit.tiers", "hobbit.base_tier", "hobbit.tier.")
 
@@ -29,6 +27,8 @@ _OWN_KEYS = ("hobbit.version", "hobbit.tiers", "hobbit.base_tier", "hobbit.tier.
 def check_drop_high(options: Options) -> None:
     """Raises HobbitError for what it cannot be combined with."""
     if options.drop_high is None:
+        if options.once:
+            raise HobbitError("once goes with drop_high, which says whose high versions stay: give both")
         return
     given = {"--low": options.low, "--low-from": options.low_from, "--high": options.high}
     given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
@@ -41,9 +41,10 @@ def check_drop_high(options: Options) -> None:
         raise HobbitError("drop_high needs a file with two tiers, but MODEL is a folder: convert it first")
 
 
-def drop_high(path: Path, share: float | str) -> tuple[Plan, list[KeyValue], str]:
+def drop_high(path: Path, share: float | str, once: bool = False) -> tuple[Plan, list[KeyValue], str]:
     """Plans the two-tier file `path` without `share` of its high versions, those with the least divergence
     in its calibration. A text: those that static widths keep low within the calibration's limit.
+    once: without the low versions of all others, too.
 
     Returns the plan, the metadata and, for people, what is lost. Raises HobbitError.
     """
@@ -57,17 +58,22 @@ def drop_high(path: Path, share: float | str) -> tuple[Plan, list[KeyValue], str
     kept: dict[int, list[int]] = {}
     for layer, expert in sorted(model.places.keys() - set(dropped)):
         kept.setdefault(layer, []).append(expert)
-    own = [entry for key, entry in model.file.metadata.items() if not key.startswith(_OWN_KEYS)]
-    groups = [
-        array_entry(_EXPERTS.format(part.layer, part.name), GGUFValueType.INT32, kept[part.layer])
-        for part in model.high
-        if part.layer in kept
-    ]
+    left_out = _OWN_KEYS + (("hobbit.t1", "hobbit.t2") if once else ())  # one version leaves no choice
+    own = [entry for key, entry in model.file.metadata.items() if not key.startswith(left_out)]
+    base = string_entry("hobbit.base_tier", NO_TIER if once else LOW)
+    kinds = (_KIND, _KIND if once else "complete")
+    own += tier_metadata(_ONCE if once else _VERSION, kinds, base)
+    plan = _plan(model, kept, once)
+    for tensor in plan.tensors:
+        if tensor.experts is not None:
+            stem = tensor.name.removesuffix(f".{tensor.tier}.0.weight")
+            key = f"hobbit.tier.{tensor.tier}.{stem}.0.experts"
+            own.append(array_entry(key, GGUFValueType.INT32, tensor.experts))
     loss = (
         f"{len(model.places) - len(dropped)} of {len(model.places)} experts have a high version; the "
         f"divergences of the others add up to {divergence:.2g} nats"
     )
-    return _plan(model, kept), [*own, *tier_metadata(_VERSION, _KIND, _BASE), *groups], loss
+    return plan, own, loss
 
 
 class _Experts:
@@ -144,13 +150,21 @@ def _within_limit(model: _Experts, divergences: Sequence[float], price: float) -
     return dropped
 
 
-def _plan(model: _Experts, kept: Mapping[int, Sequence[int]]) -> Plan:
-    """Plans the file; its low tier gets llama.cpp's own names. kept: high experts by layer, ascending."""
+def _plan(model: _Experts, kept: Mapping[int, Sequence[int]], once: bool) -> Plan:
+    """Plans the file. kept: high experts by layer, ascending.
+
+    A low tier of all experts gets llama.cpp's own names. Otherwise nothing has them: what does not know tiers
+    must not take some experts for all.
+    """
     experts = {*model.high.values(), *model.low.values()}
     others = [tensor for tensor in model.file.tensors if tensor not in experts]
     wanted = [PlannedTensor(tensor.name, tensor.type, RESIDENT, tensor) for tensor in others]
     for part, tensor in model.low.items():
-        wanted.append(PlannedTensor(model.high[part].name, tensor.type, LOW, tensor))
+        high = kept.get(part.layer, ())
+        name = tier_tensor_name(part, LOW, 0) if once else model.high[part].name
+        ids = tuple(i for i in range(tensor.ne[2]) if i not in high) if once else None
+        if ids != ():
+            wanted.append(PlannedTensor(name, tensor.type, LOW, tensor, experts=ids))
     for part, tensor in model.high.items():
         if part.layer in kept:
             name, ids = tier_tensor_name(part, HIGH, 0), tuple(kept[part.layer])

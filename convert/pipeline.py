@@ -221,7 +221,7 @@ def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | Non
 
 def _drop_high(options: Options, output: Path, share: float | str) -> Path | None:
     """All is copied: the calibration beside the model says what is left out."""
-    plan, metadata, loss = drop_high(options.model, share)
+    plan, metadata, loss = drop_high(options.model, share, options.once)
     if options.dry_run:
         _print_plan(plan, output, _output_bytes(plan, metadata), None, [loss])
         return None
@@ -254,10 +254,10 @@ def _report(options: Options, output: Path, summary: str) -> None:
     model = shlex.quote(str(options.model if options.sidecar else output))
     if options.sidecar and output.absolute() != _default_output(options.model, options):
         model += f" --sidecar {shlex.quote(str(output))}"
+    calibrates = "" if options.once else f"pyhobbit calibrate {model} --text FILE\n  or: "
     print(
         f"wrote {output}: {format_size(output.stat().st_size)}, {summary}\n"
-        f"next: pyhobbit calibrate {model} --text FILE\n"
-        f"  or: pyhobbit chat {model}{'' if _thresholds(options) else ' --quality small-loss'}",
+        f"next: {calibrates}pyhobbit chat {model}{'' if _thresholds(options) else ' --quality small-loss'}",
         file=sys.stderr,
     )
 

@@ -102,11 +102,12 @@ def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None
     show: Any = (lambda *_, **__: None) if args.json else print
     precision = ffi.string(info.precision).decode()
     numbers = ", ".join(" = ".join(each.split()) for each in precision.split(", "))
+    best = "the best that each expert has" if model.tiers[0].n_absent else "everything in high precision"
     rows = {
         **_description(model),
-        "precision": f"rule {applied['rule']}, {numbers}" if numbers else "everything in high precision",
+        "precision": f"rule {applied['rule']}, {numbers}" if numbers else best,
     }
-    if len(model.tiers) > 1:
+    if len(model.tiers) > 1 and not model.tiers[-1].n_absent:
         rows["quality"] = advice.qualities(path, cache)
     show(_rows_text(rows))
     asked = (cache.memory, cache.pools, cache.device, cache.device_memory, cache.mode)

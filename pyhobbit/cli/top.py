@@ -125,7 +125,8 @@ def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
     for tier, hits in (("high", found["hit_rate_high"]), ("low", found["hit_rate_low"])):
         if n_slots := now[f"pool_slots_{tier}"]:
             used = "not used" if hits is None else f"{hits:.1%} hits"
-            pool = Pool(tier, n_slots, now["n_all_experts"], now[f"pool_bytes_{tier}"])
+            n_experts = now["n_all_experts"] - now[f"n_absent_{tier}"]
+            pool = Pool(tier, n_slots, n_experts, now[f"pool_bytes_{tier}"])
             yield f"{tier:<9} {used}, experts in memory: {pool}"
     for each in now.get("reading", ()):
         left = f", {each['seconds_left']:.0f} s left" if "seconds_left" in each else ""

@@ -105,7 +105,7 @@ class MemoryPlan:
     def share_low(self) -> float:
         """Share of the experts that need not be read again in low precision."""
         held = max(self.info.pool_slots_low, self.info.host_slots_low)
-        return held / self.info.n_all_experts if self.info.cached else 0.0
+        return held / self.info.n_low_experts if self.info.cached else 0.0
 
 
 def open_session(

@@ -61,7 +61,7 @@ class ModelInfo(CacheInfo, RuleNumbers):
         """Bytes of all routed experts, each in its best precision."""
         n_all, n_low = self.n_layers * self.n_experts or 1, self.n_absent_high
         high = self.tier_bytes_high * self.n_high_experts // max(1, n_all - n_low)
-        return high + self.tier_bytes_low * n_low // n_all
+        return high + self.tier_bytes_low * n_low // (n_all - self.n_absent_low)
 
     def used_bytes(self, high: float, low: float) -> float:
         """Bytes of a token's experts, of which such shares are used in high and in low precision."""
@@ -73,17 +73,22 @@ class ModelInfo(CacheInfo, RuleNumbers):
         return self.n_all_experts - self.n_absent_high
 
     @property
+    def n_low_experts(self) -> int:
+        """Experts of all layers that are run, without those that lack a low version."""
+        return self.n_all_experts - self.n_absent_low
+
+    @property
     def mean_expert_bytes(self) -> tuple[float, float]:
         """Bytes of an expert in high and in low precision."""
         n = self.n_layers * self.n_experts
-        return self.tier_bytes_high / (n - self.n_absent_high), self.tier_bytes_low / n
+        return self.tier_bytes_high / (n - self.n_absent_high), self.tier_bytes_low / (n - self.n_absent_low)
 
     @property
     def pools(self) -> list["Pool"]:
         """The pool of experts in high precision and, where there is one, the low tier's."""
         return [
             Pool("high", self.pool_slots_high, self.n_high_experts, self.pool_bytes_high),
-            Pool("low", self.pool_slots_low, self.n_all_experts, self.pool_bytes_low),
+            Pool("low", self.pool_slots_low, self.n_low_experts, self.pool_bytes_low),
         ][: 2 if self.pool_bytes_low else 1]
 
     def pool_texts(self) -> list[str]:

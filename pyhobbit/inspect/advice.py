@@ -203,7 +203,7 @@ def _about_disk(
     yield f"{missing} more memory would hold every expert{best}; any part of it raises the hits"
     if not info.has_low_tier and may_add_low:
         yield f"add a low tier, so that less is read: pyhobbit convert --sidecar {model}"
-    if not calibrated:
+    if not calibrated and not info.n_absent_low:
         what = "thresholds and cache" if info.has_low_tier else "the cache"
         yield f"fit {what} to your text: pyhobbit calibrate {model} --text FILE"
     if speed is not None and speed.disk is not None:

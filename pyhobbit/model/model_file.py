@@ -14,7 +14,7 @@ from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.file_names import calibration_path, part_names, sidecar_path, split_name
 from pyhobbit.model.gguf_file import GgufFile, KeyValue, TensorInfo, read_floats, read_gguf
 from pyhobbit.model.router import Gating, Router
-from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part
+from pyhobbit.model.tiers import Part, Tiers, read_tiers, routed_part, tiered_part, under_own_names
 from pyhobbit.settings.config import Setting
 
 _SEPARATE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
@@ -150,18 +150,18 @@ def read_model_file(path: Path, sidecar: Path | None = None) -> ModelFile:
     check_form(files)
     tiers = read_tiers(described)
     everything = [tensor for file in files for tensor in file.tensors]
-    # tensors under llama.cpp's own names
-    tensors = {each.name: each for each in everything if tiers.of(each.name) in (None, tiers.plain)}
+    tensors = under_own_names(everything, tiers)
     blocks = sorted({part.layer for part in map(routed_part, tensors) if part is not None})
     if not blocks:
         raise HobbitError(f"{path} is a dense model: it has no routed experts to look at")
     calibration = calibration_path(path)
+    n_all = sum({p.layer: each.ne[2] for each in tensors.values() if (p := routed_part(each.name))}.values())
     return ModelFile(
         path=path,
         metadata=files[0].metadata,
         tensors=tensors,
         blocks=tuple(blocks),
-        tiers=tuple(_describe(name, tiers, everything) for name in tiers.names),
+        tiers=tuple(_describe(name, tiers, everything, n_all) for name in tiers.names),
         resident_bytes=sum(tensor.nbytes for name, tensor in tensors.items() if not routed_part(name)),
         calibration=calibration if calibration.exists() else None,
     )
@@ -255,19 +255,17 @@ def holds_head(tensor_names: Iterable[str]) -> bool:
     return any(".nextn.eh_proj." in name for name in tensor_names)
 
 
-def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo]) -> Tier:
+def _describe(name: str, tiers: Tiers, tensors: list[TensorInfo], n_all: int) -> Tier:
     own = [tensor for tensor in tensors if tiers.of(tensor.name) == name]
     types: Counter[str] = Counter()
     for tensor in own:
         types[tensor.type.name] += tensor.nbytes
     n_bytes = sum(types.values())
-    n_experts = {part.layer: tensor.ne[2] for tensor in tensors if (part := routed_part(tensor.name))}
     held: Counter[Part] = Counter()
     for tensor in own:
         if part := tiered_part(tensor.name):
             held[part] += tensor.ne[2]
     n_held = sum({part.layer: n for part, n in held.items()}.values())
-    n_all = sum(n_experts.values())
     return Tier(
         name=name,
         path=own[0].path,

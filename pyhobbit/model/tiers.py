@@ -3,8 +3,8 @@
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from gguf.constants import GGUFValueType
 
@@ -22,6 +22,8 @@ from pyhobbit.model.quantize import GgmlType, type_by_name
 ALIGNMENT = 4096
 ALIGNMENT_ENTRY = scalar_entry("general.alignment", GGUFValueType.UINT32, ALIGNMENT)
 HIGH, LOW = "high", "low"
+NO_TIER = "none"
+_COMPLETE = ("complete", "complete")
 SIDECAR_ARCHITECTURE = "hobbit-sidecar"
 
 _PART = r"blk\.(\d+)\.(ffn_(?:gate|up|down|gate_up)_exps)"
@@ -99,20 +101,19 @@ def low_type_like(wanted: GgmlType, tensor: TensorInfo, high: GgmlType) -> GgmlT
     return (finer[-1:] or usable[:1] or [high])[0]
 
 
-def tier_metadata(version: int = 1, high: str = "complete", *own: KeyValue) -> list[KeyValue]:
-    """Keys of a file with both tiers or of a sidecar, but for groups. high: its kind.  own: the version's."""
+def tier_metadata(version: int = 1, kinds: Sequence[str] = _COMPLETE, *own: KeyValue) -> list[KeyValue]:
+    """Keys of a file with both tiers or of a sidecar, but for groups. kinds: of both.  own: the version's."""
     return [
         scalar_entry("hobbit.version", GGUFValueType.UINT32, version),
         array_entry("hobbit.tiers", GGUFValueType.STRING, [HIGH, LOW]),
         *own,
-        string_entry(f"hobbit.tier.{HIGH}.kind", high),
-        string_entry(f"hobbit.tier.{LOW}.kind", "complete"),
+        *(string_entry(f"hobbit.tier.{name}.kind", kinds[i]) for i, name in enumerate((HIGH, LOW))),
     ]
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """A model's tiers, the best first. plain: named as llama.cpp does."""
+    """A model's tiers, the best first. plain: named as llama.cpp does; NO_TIER where none is."""
 
     names: tuple[str, ...]
     plain: str
@@ -123,6 +124,19 @@ class Tiers:
         if match and match[3] in self.names and match[3] != self.plain:
             return match[3]
         return self.plain if routed_part(tensor_name) else None
+
+
+def under_own_names(tensors: Iterable[TensorInfo], tiers: Tiers) -> dict[str, TensorInfo]:
+    """Tensors by the names that llama.cpp knows; where it knows none, one type stands for all experts."""
+    found: dict[str, TensorInfo] = {}
+    for tensor in tensors:
+        if tiers.of(tensor.name) in (None, tiers.plain):
+            found[tensor.name] = tensor
+        elif tiers.plain == NO_TIER and (part := tiered_part(tensor.name)):
+            name = f"blk.{part.layer}.{part.name}.weight"
+            n = tensor.ne[2] + (found[name].ne[2] if name in found else 0)
+            found[name] = replace(tensor, name=name, ne=(*tensor.ne[:2], n))
+    return found
 
 
 def read_tiers(file: GgufFile) -> Tiers:

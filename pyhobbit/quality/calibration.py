@@ -119,6 +119,8 @@ def calibrate(model: Path, text: Path, config: CalibrationConfig) -> Calibration
 def _chunks(
     evaluator: Evaluator, model: Path, text: Path, content: str, config: CalibrationConfig
 ) -> list[Chunk]:
+    if evaluator.info.n_absent_low:
+        raise HobbitError(f"{model} has each expert once: calibrate the model that it was made from")
     if config.max_kl is not None and not evaluator.info.has_low_tier:
         raise HobbitError(
             f"{model} has no low tier whose cost could be bounded; add one with: "

@@ -21,6 +21,8 @@ INFO = {
     "n_experts": 8,
     "n_experts_used": 8,  # in one layer, and fewer in the others
     "n_all_experts": 32,
+    "n_absent_high": 0,
+    "n_absent_low": 0,
     "n_token_uses": 16,
     "pool_bytes_high": 3 << 20,
     "pool_slots_high": 16,
