@@ -90,6 +90,15 @@ struct server_door {
         return true;
     }
 
+    // Computes a pass. What is thrown before it ends the requests: llama.cpp catches exceptions of the pass alone.
+    static void update(Server & server) {
+        try {
+            server.update_slots();
+        } catch (const std::exception & e) {
+            server.abort_all_slots(e.what());
+        }
+    }
+
     // Begins a request in a slot, or refuses it.
     template <class Slot>
     static bool begin(Server & server, Slot & slot, const server_task & task) {
