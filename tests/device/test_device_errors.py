@@ -28,13 +28,13 @@ def test_device_memory_wants_a_device_that_has_any(tiny_gguf: Path, run_pyhobbit
     for command in (("chat", "-p", "x", "-n", 1), ("inspect", "--no-speed")):
         done = run_pyhobbit(command[0], tiny_gguf, *command[1:], "--device-memory", "64M")
         assert done.returncode == 1
-        assert "--device-memory limits GPU memory, and the experts are on the CPU" in done.stderr
+        assert "--device-memory limits a GPU's own memory, and the experts are in the host's" in done.stderr
 
 
 def test_a_mode_wants_a_device_that_has_memory_of_its_own(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
     done = run_pyhobbit("chat", tiny_gguf, "-p", "x", "-n", 1, "--device", "CPU", "--set", "mode=cooperative")
     assert done.returncode == 1
-    assert "mode divides the experts between CPU and GPU: name a GPU with --device" in done.stderr
+    assert "mode divides the experts between the CPU and a GPU with memory of its own: name a GPU with --device" in done.stderr
 
 
 def test_a_bound_on_the_process_and_one_on_its_pools_are_an_error(

@@ -192,4 +192,4 @@ def test_calibrate_takes_what_means_the_same_to_it(
         assert main(["calibrate", str(path), "--text", "a.txt", *given]) == 1
     assert "m.toml sets memory, threads" in capsys.readouterr().err
     assert [each.engine.cache.memory for each in seen] == [2 << 30, 1 << 30]
-    assert {(each.engine.n_threads, each.engine.n_ctx, each.rule) for each in seen} == {(3, None, None)}
+    assert {(each.engine.n_threads, each.engine.n_ctx, each.rule) for each in seen} == {(3, None, "price")}
