@@ -40,11 +40,11 @@ def main() -> None:
         xs, ys = ([FILE_GB * share for share, _ in points], [speed for _, speed in points])
         axes.plot(xs, ys, marker="o", linewidth=2.5, color=colour, label=label)
         for x, y in zip(xs, ys, strict=True):
-            below = -16 if "ours" in arms and x == FILE_GB else 7  # llama.cpp is above
+            below = -16 if "stock" in arms and x == FILE_GB else 7  # pyhobbit is above
             axes.annotate(
                 f"{y:.3g}", (x, y), (0, below), textcoords="offset points", ha="center", color=colour
             )
-    axes.set(xlabel=f"memory, GB (the model has {FILE_GB} GB)", ylabel="token/s", xlim=(0, 5.4), ylim=(0, 45))
+    axes.set(xlabel=f"memory, GB (the model has {FILE_GB} GB)", ylabel="token/s", xlim=(0, 5.4), ylim=(0, 50))
     axes.set_title("Qwen3-30B-A3B's shape, Q4_K_M, two CPU cores, 1.3 GB/s of disk", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(loc="upper left", frameon=False)
