@@ -90,7 +90,7 @@ struct server_door {
         return true;
     }
 
-    // Computes a pass. What is thrown before it ends the requests: llama.cpp catches exceptions of the pass alone.
+    // Computes a pass. An exception before it ends the requests: llama.cpp catches those of the pass alone.
     static void update(Server & server) {
         try {
             server.update_slots();
