@@ -56,8 +56,6 @@ def add_arguments(parser: Any) -> None:
     add("-o", dest="output", type=Path, metavar="OUT", help=what)
     what = "type of the low tier (default: about half the bits of the high tier)"
     add("--low", metavar="TYPE", help=what)
-    what = "take the experts of OTHER, a smaller GGUF of the same model, as the low tier, as they are"
-    add("--low-from", type=Path, metavar="OTHER", help=what)
     what = "type of the high tier, or keep for the model's own (default: keep; f16 for a checkpoint)"
     add("--high", metavar="TYPE", help=what)
     what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
@@ -98,15 +96,12 @@ def _share(text: str) -> float | str:
 
 
 def _check_types(args: argparse.Namespace) -> None:
-    from pyhobbit.convert.low_from import read_low_file
     from pyhobbit.convert.pipeline import high_tier
     from pyhobbit.model.quantize import type_by_name
 
     high_tier(args.high)
     if args.low is not None:
         type_by_name(args.low)
-    if args.low_from is not None:
-        read_low_file(args.low_from)
 
 
 @contextmanager

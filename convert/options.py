@@ -12,8 +12,7 @@ from pyhobbit.native.threads import processor_cores
 class Options:
     """`high` is the name of a type, "keep", or None: keep, but read a checkpoint as f16.
 
-    `low` None means about half of the high tier's bits. `low_from`: a second GGUF of the same model, whose
-    experts are the low tier as they are. `output` None means beside the model.
+    `low` None means about half of the high tier's bits. `output` None means beside the model.
     `imatrix` None means the one beside the model if there is one, no_imatrix means none.
     `t1`, `t2`: thresholds of Eq. 2 that the output stores and runs by; None takes `default_t1`, and 1.
     With a t1 of 1 it stores none, so that all experts are high.
@@ -28,7 +27,6 @@ class Options:
 
     model: Path
     low: str | None = None
-    low_from: Path | None = None
     high: str | None = None
     output: Path | None = None
     imatrix: Path | None = None

@@ -30,7 +30,7 @@ def check_drop_high(options: Options) -> None:
         if options.once:
             raise HobbitError("once goes with drop_high, which says whose high versions stay: give both")
         return
-    given = {"--low": options.low, "--low-from": options.low_from, "--high": options.high}
+    given = {"--low": options.low, "--high": options.high}
     given |= {"--imatrix": options.imatrix, "--sidecar": options.sidecar}
     given |= {"t1": options.t1 is not None, "t2": options.t2 is not None}
     if names := [name for name, value in given.items() if value]:

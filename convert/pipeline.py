@@ -14,7 +14,6 @@ from gguf import GGUFValueType
 
 from pyhobbit.convert import checkpoint
 from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
-from pyhobbit.convert.low_from import read_low_experts
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.partial import SUFFIX, check_drop_high, drop_high
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, Recipe, make_plan
@@ -61,11 +60,6 @@ def _check_options(options: Options) -> None:
         type_by_name(options.low)
     high = high_tier(options.high)
     check_settings(CacheConfig(t1=options.t1, t2=options.t2).settings())
-    if options.low_from is not None:
-        if options.low is not None or options.imatrix not in (None, options.no_imatrix):
-            raise HobbitError("--low-from takes the low tier as it is: drop --low and --imatrix")
-        if options.model.is_dir():
-            raise HobbitError("--low-from adds to a GGUF, but MODEL is a folder: convert it to a GGUF first")
     check_drop_high(options)
     if options.threads < 1:
         raise HobbitError(f"--threads {options.threads}: at least 1 is needed")
@@ -77,11 +71,8 @@ def _check_options(options: Options) -> None:
         raise HobbitError("--split is for a checkpoint, and MODEL is a GGUF: --sidecar adds a tier to it")
 
 
-def _recipe(options: Options, tensors: Sequence[TensorInfo], model: GgufFile | None = None) -> Recipe:
-    """`model`: None while a checkpoint's tensors are only listed."""
+def _recipe(options: Options, tensors: Sequence[TensorInfo]) -> Recipe:
     high = high_tier(options.high)
-    if options.low_from is not None and model is not None:
-        return Recipe(read_low_experts(options.low_from, model), high, options.sidecar)
     if options.low:
         return Recipe(type_by_name(options.low), high, options.sidecar or options.split)
     low = tiers.default_low_types(tensors, high)
@@ -196,7 +187,7 @@ def _convert_as(options: Options, output: Path, listed: checkpoint.Listed, out_t
 
 
 def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | None:
-    recipe = _recipe(options, model.tensors, model)
+    recipe = _recipe(options, model.tensors)
     source, imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
     thresholds = _thresholds(options)
@@ -210,8 +201,7 @@ def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | Non
     _check_saving(plan, model.tensors, options)
     if options.dry_run:
         return None
-    read = {tensor.path for tensor in (*model.tensors, *plan.sources())}
-    if output.exists() and any(output.samefile(path) for path in read):
+    if output.exists() and any(output.samefile(tensor.path) for tensor in model.tensors):
         raise HobbitError(f"the output {output} is one of the files to convert: choose another name")
     _write(options, output, plan, metadata, imatrix)
     matrix = [f"importance matrix {source}"] if source else []
@@ -264,9 +254,7 @@ def _report(options: Options, output: Path, summary: str) -> None:
 
 def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | None, Imatrix]:
     """The file, and what it says. Raises HobbitError."""
-    if options.imatrix == options.no_imatrix or options.low_from is not None:
-        return None, {}
-    found = options.imatrix or find_imatrix(options.model)
+    found = None if options.imatrix == options.no_imatrix else options.imatrix or find_imatrix(options.model)
     if found is None:
         return None, {}
     try:

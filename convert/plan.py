@@ -16,11 +16,10 @@ RESIDENT = "resident"
 class Recipe:
     """Types of the tiers; `high` None keeps what the source has. `sidecar` plans what the source lacks only.
 
-    `low`: a type for all tensors that can have it, or types or tensors of another file to copy, by the names
-    of the source's routed tensors.
+    `low`: a type for all tensors that can have it, or types by the names of the source's routed tensors.
     """
 
-    low: GgmlType | Mapping[str, GgmlType] | Mapping[str, TensorInfo]
+    low: GgmlType | Mapping[str, GgmlType]
     high: GgmlType | None = None
     sidecar: bool = False
 
@@ -119,8 +118,7 @@ def _tiers(recipe: Recipe, routed: _Routed, imatrix: Collection[str]) -> Iterato
         low = recipe.low if isinstance(recipe.low, GgmlType) else recipe.low[tensor.name]
         if one and suits_some and not _suits(one, tensor, imatrix):
             low = low_type_like(one, tensor, recipe.high or tensor.type)
-        kind, source = (low.type, low) if isinstance(low, TensorInfo) else (low, tensor)
-        yield PlannedTensor(tier_tensor_name(part, LOW, 0), kind, LOW, source)
+        yield PlannedTensor(tier_tensor_name(part, LOW, 0), low, LOW, tensor)
 
 
 def _suits(target: GgmlType, source: TensorInfo, imatrix: Collection[str]) -> bool:

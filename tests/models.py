@@ -214,11 +214,16 @@ def random_model(arch: str, experts: str = MIXED) -> Path:
 @_once
 def random_two_tiers(arch: str, experts: str) -> Path:
     """random_model() with a low tier of the same bytes."""
-    source = random_model(arch, experts)
-    same = source.with_stem(f"same-{source.stem}")
-    shutil.copyfile(source, same)
-    path = source.with_stem(f"two-tiers-{source.stem}")
-    convert("--low-from", same, source, "-o", path)
+    from pyhobbit.convert.pipeline import _metadata
+    from pyhobbit.convert.plan import Recipe, make_plan
+    from pyhobbit.convert.read import read_model
+    from pyhobbit.convert.write import write_output
+
+    model = read_model(random_model(arch, experts))
+    recipe = Recipe({tensor.name: tensor.type for tensor in model.tensors})
+    path = model.path.with_stem(f"two-tiers-{model.path.stem}")
+    plan, metadata = make_plan(model.tensors, recipe), _metadata(model, recipe, [])
+    write_output(path, plan, metadata, {}, threads=1, progress=lambda _n_bytes: None)
     return path
 
 

@@ -19,7 +19,7 @@ COMMON: Mapping[str, Collection[str]] = {
     "calibrate": ("model", "--text", "--max-kl", "--chunks", "--memory"),
     "chat": ("model", "-p", "--file", "--system", "-n", "--temp", "--think", "-q", "--memory", "--quality"),
     "config": ("model", "--write", "--memory", "--ctx", "--quality", "--json"),
-    "convert": ("model", "-o", "--low", "--low-from", "--high", "--imatrix", "--sidecar", "--dry-run"),
+    "convert": ("model", "-o", "--low", "--high", "--imatrix", "--sidecar", "--dry-run"),
     "inspect": ("model", "--no-speed", "--json", "--memory", "--ctx", "--quality"),
     "serve": ("model", "--memory", "--quality", "--host", "--port", "--api-key", "--parallel"),
     "simulate": ("--trace", "--capacity", "--policy", "--set", "--json"),
