@@ -4,7 +4,7 @@
 import os
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,7 @@ from pyhobbit.chat import settings
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.chat.screen import note
 from pyhobbit.errors import HobbitError, did_you_mean
-from pyhobbit.model.options_file import write_options
-from pyhobbit.settings.config import ChatConfig, format_size
+from pyhobbit.settings.config import format_size
 
 _NO_TEXT = '""'
 _SHORT = 60  # characters of a question
@@ -22,7 +21,7 @@ _KEYS = """\
 Enter sends. For a new line press Alt-Enter, end the line with \\, or put the
 message between \"\"\" and \"\"\". A space before a slash makes it a message.
 Ctrl-C stops an answer. At an empty prompt, Ctrl-C twice or Ctrl-D exits.
-Up and Ctrl-R find earlier messages, Tab completes commands and files."""
+Up and Ctrl-R find earlier messages, Tab completes commands."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,10 @@ class _Command:
 
 @dataclass(frozen=True)
 class Next:
-    """A result. leave: the end.  ask: a question, draft: a beginning, in place of the last one."""
+    """A result. leave: the end.  ask: a question in place of the last one."""
 
     leave: bool = False
     ask: str | None = None
-    draft: str = ""
 
 
 class Commands:
@@ -48,16 +46,14 @@ class Commands:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._kept = settings.current(conversation)
         self._commands = {
             "/help": _Command("", "show this list", self._help),
             "/retry": _Command("", "answer the last question anew", self._retry),
-            "/edit": _Command("", "change the last question and ask it anew", self._edit),
-            "/undo": _Command("", "forget the last question and its answer", self._undo),
+            "/undo": _Command("", "forget the last question and its answer; Up shows it", self._undo),
             "/reset": _Command("", "forget the conversation, keep the instructions", self._reset),
             "/system": _Command("[TEXT]", 'show or replace the instructions; "" for none', self._system),
             "/think": _Command("[on|off|hide]", "show or change whether the model thinks first", self._think),
-            "/save": _Command("[FILE]", "keep changed settings for this model; FILE: the chat", self._save),
+            "/save": _Command("FILE", "write the conversation to a file", self._save),
             "/load": _Command("FILE", "continue a saved conversation", self._load),
             "/stats": _Command("", "show the figures since the start", self._stats),
             "/set": _Command("[NAME VALUE ...]", "show or change settings, like /set temp 0.5", self._set),
@@ -66,13 +62,6 @@ class Commands:
     @property
     def names(self) -> list[str]:
         return [*self._commands, "/exit"]
-
-    def candidates(self, command: str) -> Sequence[str] | None:
-        """Completions of the command's argument, for Terminal; None: paths."""
-        if command in ("/save", "/load"):
-            return None
-        choices = {"/set": settings.names(self._conversation), "/think": ChatConfig.thinks}
-        return choices.get(command, [])
 
     @staticmethod
     def is_command(text: str) -> bool:
@@ -107,9 +96,6 @@ class Commands:
     def _retry(self, _rest: str) -> Next:
         return Next(ask=self._conversation.last_question())
 
-    def _edit(self, _rest: str) -> Next:
-        return Next(draft=self._conversation.last_question())
-
     def _undo(self, _rest: str) -> None:
         question = textwrap.shorten(self._conversation.last_question(), _SHORT, placeholder=" ...")
         self._conversation.undo()
@@ -131,23 +117,10 @@ class Commands:
         note(f"instructions: {self._conversation.system or 'none'}")
 
     def _save(self, file: str) -> None:
-        model = self._conversation.engine.info().model
-        if not file:
-            self._keep(Path(model))
-            return
         path = _path(file)
         size = self._conversation.save(path)
         beside = f", with {format_size(size)} for /load to go on at once" if size else ""
         note(f"{_count(self._conversation)} saved to {path}{beside}")
-
-    def _keep(self, model: Path) -> None:
-        now = settings.current(self._conversation)
-        changed = {name: value for name, value in now.items() if value != self._kept[name]}
-        if not changed:
-            raise HobbitError("no setting was changed; /set changes some, /save FILE writes the conversation")
-        path = write_options(model, changed)
-        self._kept = now
-        note(f"{path} keeps {', '.join(changed)} for this model")
 
     def _load(self, file: str) -> None:
         saved = self._conversation.restore(_path(file))

@@ -24,15 +24,15 @@ def talk(conversation: Conversation, quiet: bool = False) -> None:
     # The prompt goes to standard error where the answers do not go to the terminal.
     with create_app_session(output=create_output(always_prefer_tty=True)):
         hint = "Send a message" if conversation.has_template else "Type a text to continue"
-        terminal = Terminal(_history_path(), commands.names, commands.candidates, hint)
+        terminal = Terminal(_history_path(), commands.names, hint)
         following = Next()
-        while not following.leave and (text := terminal.read(following.draft)) is not None:
+        while not following.leave and (text := terminal.read()) is not None:
             with terminal.silent():
-                following = _handle(text, following.draft != "", conversation, commands, quiet)
+                following = _handle(text, conversation, commands, quiet)
 
 
-def _handle(text: str, is_edited: bool, conversation: Conversation, commands: Commands, quiet: bool) -> Next:
-    """Answers a message or runs a command.  is_edited: the message is in place of the last one."""
+def _handle(text: str, conversation: Conversation, commands: Commands, quiet: bool) -> Next:
+    """Answers a message or runs a command."""
     following = Next()
     try:
         if commands.is_command(text):
@@ -40,7 +40,7 @@ def _handle(text: str, is_edited: bool, conversation: Conversation, commands: Co
             if following.ask is not None:
                 _answer(conversation, following.ask, True, quiet)
         elif text.strip():
-            _answer(conversation, text, is_edited, quiet)
+            _answer(conversation, text, False, quiet)
     except ContextError as e:
         note(f"{e}, or start over with /reset")
     except HobbitError as e:

@@ -8,7 +8,7 @@ from typing import Any
 from pyhobbit.chat.conversation import Conversation
 from pyhobbit.errors import ConfigError, did_you_mean
 from pyhobbit.settings.config import SAMPLING_HELP, ChatConfig, value_text
-from pyhobbit.settings.table import KEYS, LIVE, OPTIONS, help_text
+from pyhobbit.settings.table import LIVE, OPTIONS, help_text
 
 Value = int | float | str | None
 
@@ -21,11 +21,6 @@ _HELP = {
 _WHOLE_NUMBERS = ("top_k", "seed", _MAX_TOKENS)
 _RANDOM = ("random", "-1")  # seeds
 _OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
-
-
-def names(conversation: Conversation) -> list[str]:
-    """Names of the settings that this model has."""
-    return list(_values(conversation))
 
 
 def table(conversation: Conversation, only: Collection[str] = ()) -> str:
@@ -51,13 +46,6 @@ def change(conversation: Conversation, text: str) -> Collection[str]:
         conversation.engine.set(**live)
     conversation.sampling, conversation.max_tokens = changed, max_tokens
     return given
-
-
-def current(conversation: Conversation) -> dict[str, Any]:
-    """All that can be kept for the model (pyhobbit.model.options_file), by name."""
-    values = {**_values(conversation), "system": conversation.system, "think": conversation.think}
-    replaced = (name for name in LIVE if KEYS[name][0] in OPTIONS["quality"][0].replaced_by)
-    return {**values, **(dict.fromkeys(replaced) if values.get("quality") else {})}
 
 
 def _values(conversation: Conversation) -> dict[str, Value]:

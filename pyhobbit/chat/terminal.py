@@ -7,15 +7,14 @@ import re
 import select
 import sys
 import termios
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
-from prompt_toolkit.document import Document
+from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -29,14 +28,11 @@ _QUIET_S = 0.05  # a paste has no longer pause
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?")  # other keys, and the marks of a paste
 _BLOCK = '"""'
 
-Candidates = Callable[[str], Sequence[str] | None]
-"""Candidates for a command's last word, by the command; None: a path."""
-
 
 class Terminal:
     """The prompt, on prompt_toolkit's current session. hint: shown until something is typed."""
 
-    def __init__(self, history: Path, commands: Sequence[str], candidates: Candidates, hint: str) -> None:
+    def __init__(self, history: Path, commands: Sequence[str], hint: str) -> None:
         self._warned = False
         self._typed = ""
         placeholder: AnyFormattedText = [("fg:ansibrightblack", f"{hint} (/help shows the commands)")]
@@ -46,18 +42,18 @@ class Terminal:
             prompt_continuation="  ",
             placeholder=lambda: "" if get_app().is_done else placeholder,
             history=_History(history),
-            completer=_CommandCompleter(commands, candidates),
+            completer=WordCompleter([*commands], sentence=True),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,  # a menu would keep lines free below the prompt
             key_bindings=_key_bindings(),
             enable_suspend=True,
         )
 
-    def read(self, draft: str = "") -> str | None:
-        """One message, "" for none, None when the user leaves by Ctrl-D or Ctrl-C. draft: its beginning."""
-        draft, self._typed = draft + self._typed, ""
+    def read(self) -> str | None:
+        """One message, "" for none, None when the user leaves by Ctrl-D or Ctrl-C."""
+        typed, self._typed = self._typed, ""
         try:
-            text = self._session.prompt(default=draft)
+            text = self._session.prompt(default=typed)
         except EOFError:
             return None
         except KeyboardInterrupt:
@@ -142,21 +138,6 @@ def _without_quotes(text: str) -> str:
     if len(block) >= 2 * len(_BLOCK) and block.startswith(_BLOCK) and block.endswith(_BLOCK):
         return block[len(_BLOCK) : -len(_BLOCK)].strip("\n")
     return text
-
-
-class _CommandCompleter(Completer):
-    def __init__(self, commands: Sequence[str], candidates: Candidates) -> None:
-        self._commands = commands
-        self._candidates = candidates
-        self._paths = PathCompleter(expanduser=True)
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        command, space, rest = document.text_before_cursor.partition(" ")
-        candidates = self._candidates(command) if space else self._commands
-        if candidates is None:
-            return self._paths.get_completions(Document(rest), complete_event)
-        word = rest.split(" ")[-1] if space else command
-        return [Completion(f"{c} ", -len(word)) for c in candidates if word and c.startswith(word)]
 
 
 class _History(FileHistory):

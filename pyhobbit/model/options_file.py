@@ -55,17 +55,14 @@ def read_options(model: Path, given: Collection[str] = ()) -> dict[str, Any]:
 
 
 def write_options(model: Path, options: Mapping[str, Any]) -> Path:
-    """Sets options in the model's file, None removes one; gives its path. Raises ConfigError, HobbitError."""
+    """Sets options in the model's file; gives its path. Raises ConfigError, HobbitError."""
     path = options_path(model)
     document = _document(path)
     keys = {key.replace("-", "_"): key for key in document}
     for name, value in options.items():
         for each in {name, *_REPLACED_BY.get(name, ())} - {*options}:
             document.pop(keys.get(each, each), None)
-        if value is None:
-            document.pop(keys.get(name, name), None)
-        else:
-            document[keys.get(name, name)] = list(value) if isinstance(value, tuple) else value
+        document[keys.get(name, name)] = list(value) if isinstance(value, tuple) else value
     _checked(path, document.unwrap())
     write_text(path, tomlkit.dumps(document))
     return path

@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Conversations, their settings and commands, without a model."""
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import pytest
 from built import MECHANISMS
-from fake_engine import ALWAYS_THINKS, MODEL, TEMPLATE, THINKS, FakeEngine, converse, run
+from fake_engine import ALWAYS_THINKS, TEMPLATE, THINKS, converse, run
 
 from pyhobbit import ConfigError, HobbitError, SamplingConfig
 from pyhobbit.chat import settings
 from pyhobbit.chat.commands import Commands, Next
 from pyhobbit.chat.conversation import Conversation, _until
 from pyhobbit.engine.engine import Finish, Piece
-from pyhobbit.model.options_file import read_options
 from pyhobbit.settings.config import ChatConfig
-from pyhobbit.settings.table import LIVE
 
 
 def test_a_conversation_remembers_both_sides() -> None:
@@ -157,12 +151,10 @@ def test_some_commands_leave(line: str) -> None:
 def test_the_last_question_can_be_taken_back_retried_or_edited(capsys: pytest.CaptureFixture[str]) -> None:
     conversation, _ = converse(TEMPLATE, "one", "two\nlines")
     assert Commands(conversation).run("/retry") == Next(ask="two\nlines")
-    assert Commands(conversation).run("/edit") == Next(draft="two\nlines")
-    assert len(conversation.turns) == 4
     assert run(conversation, "/undo", capsys) == "forgotten: two lines\n"
     assert _contents(conversation) == ["one", "[1]"]
     run(conversation, "/undo", capsys)
-    for line in ("/undo", "/retry", "/edit"):
+    for line in ("/undo", "/retry"):
         with pytest.raises(HobbitError, match="there is no question yet"):
             Commands(conversation).run(line)
 
@@ -183,7 +175,8 @@ def test_thinking_is_shown_and_changed(capsys: pytest.CaptureFixture[str]) -> No
         ("/cler", "did you mean /clear?"),
         ("/xyzzy", "/help shows them all"),
         ("/load", "needs an argument: /load FILE"),
-        ("/save", "no setting was changed; /set changes some"),
+        ("/save", "needs an argument: /save FILE"),
+        ("/edit", "did you mean /exit?"),
         ("/reset all", "takes no argument"),
         ("/load nowhere.json", "nowhere.json cannot be read: No such file or directory"),
         ("/save /nowhere/at/all.json", "/nowhere/at/all.json cannot be written: No such file"),
@@ -263,46 +256,6 @@ def test_statistics_tell_how_full_the_context_is(capsys: pytest.CaptureFixture[s
 
 
 # files
-
-
-def test_settings_that_were_changed_are_kept_for_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = tmp_path / "m.gguf"
-    monkeypatch.setattr(
-        FakeEngine, "info", lambda self: replace(MODEL, model=str(model), precision="t1 0.5, t2 0.9")
-    )
-    monkeypatch.setattr(FakeEngine, "live", lambda self: {"t1": 0.5, "t2": 0.9, "price": 0.0})
-    conversation, _ = converse(THINKS, sampling=SamplingConfig(top_k=7))
-    commands = Commands(conversation)
-    commands.run("/set temp 0.5 max_tokens 9")
-    commands.run("/think hide")
-    commands.run("/system be kind")
-    commands.run("/save")
-    assert f"{tmp_path / 'm.toml'} keeps temp, max_tokens, system, think for this" in capsys.readouterr().err
-    assert read_options(model) == {"temp": 0.5, "max_tokens": 9, "system": "be kind", "think": "hide"}
-    with pytest.raises(HobbitError, match="no setting was changed"):
-        commands.run("/save")
-    commands.run('/system ""')
-    commands.run("/save")
-    assert read_options(model) == {"temp": 0.5, "max_tokens": 9, "think": "hide"}
-
-
-def test_a_quality_is_kept_without_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tmp_path / "m.gguf"
-    live: dict[str, Any] = dict.fromkeys(LIVE, 0.0) | {"quality": None, "t1": 0.5, "t2": 0.9}
-    monkeypatch.setattr(FakeEngine, "info", lambda self: replace(MODEL, model=str(model)))
-    monkeypatch.setattr(FakeEngine, "live", lambda self: live)
-    monkeypatch.setattr(FakeEngine, "set", lambda self, **settings: live.update(settings))
-    conversation, _ = converse(TEMPLATE)
-    commands = Commands(conversation)
-    live["t1"] = 0.7
-    commands.run("/save")
-    assert read_options(model) == {"t1": 0.7}
-    commands.run("/set quality fast")
-    live["t1"] = 0.6
-    commands.run("/save")
-    assert read_options(model) == {"quality": "fast"}
 
 
 def test_sampling_settings_are_checked() -> None:
