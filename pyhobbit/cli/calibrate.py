@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
     add_model_options,
-    add_override_argument,
     add_setting_arguments,
     add_thread_arguments,
     engine_config,
@@ -58,7 +57,6 @@ def add_arguments(parser: Parser) -> None:
     add("--ctx", type=int, metavar="N", help=what)
     add("--json", action="store_true", help="print all results as JSON")
     add_thread_arguments(parser)
-    add_override_argument(parser)
     add_setting_arguments(parser, _SETTINGS, _KEYS)
 
 

@@ -3,22 +3,14 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from pyhobbit.cli.help import METAVARS, TYPES, Parser
-from pyhobbit.errors import ConfigError
-from pyhobbit.settings.config import (
-    SAMPLING_HELP,
-    CacheConfig,
-    EngineConfig,
-    SamplingConfig,
-    Setting,
-    parse_size,
-)
+from pyhobbit.settings.config import SAMPLING_HELP, CacheConfig, EngineConfig, SamplingConfig, parse_size
 from pyhobbit.settings.papers import PAPER_HELP, paper_text, settings_of
 from pyhobbit.settings.table import NAMED, OPTIONS, Key, default_text, help_text
 
@@ -92,34 +84,6 @@ def add_model_options(
     return found
 
 
-def add_override_argument(parser: argparse.ArgumentParser) -> None:
-    """Declares --override-kv, which engine_config() takes."""
-    what = "metadata in place of the file's, e.g. qwen3moe.expert_used_count=int:4"
-    parser.add_argument("--override-kv", metavar="KEY=TYPE:VALUE,...", help=what)
-
-
-def overrides(text: str) -> dict[str, Setting]:
-    """The values of --override-kv by key; text: as llama.cpp takes it. Raises ConfigError."""
-    kinds: Mapping[str, Callable[[str], Setting]] = {
-        "int": int,
-        "float": float,
-        "bool": {"true": True, "false": False}.__getitem__,
-        "str": str,
-    }
-    found = {}
-    for each in filter(None, text.split(",")):
-        key, _, typed = each.partition("=")
-        kind, _, value = typed.partition(":")
-        if key.startswith("hobbit."):
-            raise ConfigError(f"--override-kv {key}: settings of the expert cache are options of their own")
-        try:
-            found[key] = kinds[kind](value)
-        except (KeyError, ValueError):
-            form = f"KEY=TYPE:VALUE with a type of {', '.join(kinds)}"
-            raise ConfigError(f"--override-kv takes {form}, not {each}") from None
-    return found
-
-
 def add_engine_arguments(
     parser: Parser, names: Collection[str] = tuple(OPTIONS), more: Mapping[str, Key] = MappingProxyType({})
 ) -> None:
@@ -134,7 +98,6 @@ def add_engine_arguments(
     add_thread_arguments(parser)
     what = "add other machines, which run 'pyhobbit worker', as the devices RPC0, RPC1 ..."
     parser.add_argument("--rpc", metavar="HOST:PORT,...", help=what)
-    add_override_argument(parser)
     add_setting_arguments(parser, names, more)
     add_paper_argument(parser)
 
@@ -164,7 +127,7 @@ def engine_config(args: argparse.Namespace, without: Collection[str] = ()) -> En
     names = (*_RENAMED, "verbose", "cache_type_k", "cache_type_v")
     given = {name: value for name in names if (value := vars(args).get(name)) is not None}
     own = {_RENAMED.get(name, name): value for name, value in given.items()}
-    return EngineConfig(cache, overrides=overrides(args.override_kv or ""), **own)
+    return EngineConfig(cache, **own)
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:

@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
 def converse(args: argparse.Namespace, model: Path, asked: Sequence[str]) -> NoReturn:
     """Becomes llama.cpp's terminal, with a server inside. args: of chat.  asked: its own."""
-    flags = {**_SERVER_NAMES, "mmproj": "--mmproj", "override_kv": "--override-kv", "think": "--reasoning"}
+    flags = {**_SERVER_NAMES, "mmproj": "--mmproj", "think": "--reasoning"}
     given = [(flag, str(found)) for name, flag in flags.items() if (found := getattr(args, name)) is not None]
     args.model, args.hf_repo, args.keep_slots, args.calibrate_idle = model, None, None, None
     args.passed_on = ["--parallel", "1", *(each for pair in given for each in pair)]
@@ -449,8 +449,9 @@ def _check_memory(model: Path, cache: CacheConfig, args: argparse.Namespace) -> 
     while True:
         requests = lib.hobbit_request_bytes(config.n_ctx or 0, memory, sees) + tables * _NGRAM_TABLE
         beside = {"snapshots": most, "least_snapshots": least, "requests": requests}
+        overrides = {f"hobbit.{name}": n for name, n in beside.items()}
         try:
-            return lay_out(model, config, None, None, **{f"hobbit.{name}": n for name, n in beside.items()})
+            return lay_out(model, replace(config, overrides=overrides))
         except ShortOfMemory as e:
             if e.least <= memory:
                 raise

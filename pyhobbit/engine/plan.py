@@ -18,7 +18,7 @@ from pyhobbit.errors import HobbitError
 from pyhobbit.model.loading import load_failure, log, opening
 from pyhobbit.native.ffi import check, lib, llama, multimodal, plan_of, projector_sizes
 from pyhobbit.native.machine import available_memory, resident_memory
-from pyhobbit.settings.config import CacheConfig, EngineConfig, Setting, format_size
+from pyhobbit.settings.config import CacheConfig, EngineConfig, format_size
 
 _PYTHON_BYTES = 38 << 20  # Python and its modules, which llama-server's process does not hold
 _PROCESS_BYTES = 58 << 20  # at least so much is counted: what the verbs import differs by some MiB
@@ -162,19 +162,18 @@ def lay_out(
     config: EngineConfig,
     context: SetContext | None = None,
     model: SetModel | None = None,
-    **overrides: Setting,
 ) -> MemoryPlan:
     """The plan for a model with these settings. Raises HobbitError: it does not fit, or cannot be opened.
 
     context: None takes the context from config, and chooses its size by memory where config.n_ctx is None.
     The batch is chosen only where config.n_batch is None.
-    model: None takes llama.cpp's defaults.  overrides: further settings of llama.cpp, by key.
+    model: None takes llama.cpp's defaults.
     """
     cache = config.cache
     check_limit(cache.memory)
     available, process = available_memory(), max(resident_memory(), _PROCESS_BYTES)
     process -= _PYTHON_BYTES if config.serves else 0
-    settings = {**config.overrides, **overrides, **cache.settings(), "hobbit.process": process}
+    settings = {**config.overrides, **cache.settings(), "hobbit.process": process}
     with simulated(path, settings, model, config.draft_head) as opened:
         params = llama.llama_context_default_params()
         (context or one_sequence(config))(params, opened)

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -153,9 +154,10 @@ class Hobbit(CachedModel, _Llama):
             return self.cache_config.settings(), N_BATCH
         own = self._arguments
         config = EngineConfig(self.placement.cache, n_batch=given_batch(own), n_drafts=n_drafts(own))
+        config = replace(config, overrides=llama.get("kv_overrides") or {})
         fill = set_context(own), self.placement.set_model
         with guards.opening_errors():
-            plan = lay_out(Path(path), config, *fill, **(llama.get("kv_overrides") or {}))
+            plan = lay_out(Path(path), config, *fill)
         return {**config.cache.settings(), "hobbit.process": plan.process}, plan.n_batch
 
     def _load(self, path: str, llama: Mapping[str, Any]) -> None:

@@ -246,27 +246,3 @@ def test_an_override_of_a_number_by_layer_is_refused(uneven: Path) -> None:
     key = "nemotron_h_moe.expert_used_count"
     with pytest.raises(HobbitError, match=f"the override of {key} is one value"):
         Hobbit(str(uneven), pools="2M", n_ctx=64, verbose=False, kv_overrides={key: 3})
-
-
-def test_chat_overrides_the_experts_of_a_token(tmp_path: Path, run_pyhobbit: RunPyhobbit) -> None:
-    stats, option = tmp_path / "stats.json", ("--override-kv", "llama.expert_used_count=int:1")
-    done = run_pyhobbit(
-        "chat", models.tiny(), "--pools", "6M", "-p", "hi", "-n", 4, "--stats-json", stats, *option
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(stats.read_text())["n_experts_used"] == 1
-
-
-def test_inspect_plans_with_an_override(run_pyhobbit: RunPyhobbit) -> None:
-    shown = ("inspect", models.tiny(), "--no-speed", "--pools", "6M", "--json")
-    option = ("--override-kv", "llama.expert_used_count=int:1")
-    plans = [json.loads(run_pyhobbit(*shown, *each).stdout)["memory"]["info"] for each in ((), option)]
-    assert [each["n_experts_used"] for each in plans] == [2, 1]
-
-
-@pytest.mark.parametrize("given", ["llama.vocab_size=1", "llama.vocab_size=int:x", "x", "hobbit.t1=float:1"])
-def test_a_wrong_override_says_how_it_is_written(given: str, run_pyhobbit: RunPyhobbit) -> None:
-    done = run_pyhobbit("chat", models.tiny(), "-p", "x", "--override-kv", given)
-    reason = "options of their own" if given.startswith("hobbit.") else "KEY=TYPE:VALUE"
-    assert reason in done.stderr
-    assert done.returncode == 2
