@@ -3,8 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
-from itertools import permutations, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,36 +15,18 @@ from pyhobbit.routing.trace import Simulation, simulate
 Weights = tuple[float, ...]
 """Weights of LRU, LFU, LHU and FLD in Eq. 3 of HOBBIT."""
 
-_COARSE = 4  # steps between 0 and 1
-_FINE_STEPS = (1 / 8, 1 / 16)
+_STEPS = 5  # between 0 and 1
 
 
 def fit_weights(penalty: Callable[[Weights], float]) -> Weights:
-    """Weights of Eq. 3 with a small penalty: the best of a coarse grid, then of ever smaller exchanges."""
-    penalty = cache(penalty)
-    best = min(_grid(), key=penalty)
-    for step in _FINE_STEPS:
-        while (better := min(_exchanges(best, step), key=penalty)) and penalty(better) < penalty(best):
-            best = better
-    return best
+    """Weights of Eq. 3 with the least penalty of a grid."""
+    return min(_grid(), key=penalty)
 
 
 def _grid() -> Iterator[Weights]:
-    for steps in product(range(_COARSE, -1, -1), repeat=4):
-        if sum(steps) == _COARSE:
-            yield tuple(n / _COARSE for n in steps)
-
-
-def _exchanges(weights: Weights, step: float) -> list[Weights]:
-    """The weights with `step` moved from one to another. Never empty: one of the four is at least 1/4."""
-    moved: list[Weights] = []
-    for giver, taker in permutations(range(4), 2):
-        if weights[giver] >= step:
-            values = list(weights)
-            values[giver] -= step
-            values[taker] += step
-            moved.append(tuple(values))
-    return moved
+    for steps in product(range(_STEPS, -1, -1), repeat=4):
+        if sum(steps) == _STEPS:
+            yield tuple(n / _STEPS for n in steps)
 
 
 # --- the cache

@@ -110,8 +110,7 @@ def cheapest_by_gate(trials: Trials, bound: Bound, scores: np.ndarray) -> Qualit
         lambda t1, t2: expected_cost(ranked, low_cost, t1, t2),
         lambda t1, t2: bound.holds(trials(t1=t1, t2=t2)),
     )
-    coarse = cheapest_thresholds(t1s, [1.0, *t2s], *ask)
-    t1, t2 = cheapest_thresholds(t1s, closer_candidates(scores, coarse[1]), *ask, best=coarse)
+    t1, t2 = cheapest_thresholds(t1s, [1.0, *t2s], *ask)
     return trials(t1=t1, t2=t2)
 
 
@@ -120,14 +119,13 @@ def cheapest_thresholds(
     t2s: Sequence[float],
     cost: Callable[[float, float], float],
     holds: Callable[[float, float], bool],
-    best: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[float, float]:
-    """The cheapest (t1, t2) that was found to hold; `best` is known to.
+    """The cheapest (t1, t2) that was found to hold; all high is known to.
 
     t1s, t2s: candidates, in any order.  cost: is asked often.  holds: is asked seldom; quality is taken to
     fall with either threshold, so that t1 is found by bisection. t2 goes down until that does not pay.
     """
-    n_in_vain = 0
+    best, n_in_vain = (1.0, 1.0), 0
     for t2 in sorted(t2s, reverse=True):
         pairs = [(t1, t2) for t1 in sorted({*t1s, t2}) if t1 <= t2]
         cheaper = [pair for pair in pairs if cost(*pair) < cost(*best)]
@@ -163,14 +161,6 @@ def threshold_candidates(scores: np.ndarray) -> tuple[list[float], list[float]]:
     t1s = np.quantile(ranked, np.arange(1, _T1_STEPS) / _T1_STEPS)
     t2s = np.quantile(ranked, 1 - skipped[1:])
     return [0.0, *_below_one(t1s)], [0.0, *_below_one(t2s)]
-
-
-def closer_candidates(scores: np.ndarray, t2: float) -> list[float]:
-    """Candidates for t2 on both sides of one of threshold_candidates, up to its neighbours."""
-    ranked = scores[scores > 0]
-    skipped = float(np.mean(ranked > t2)) if ranked.size and t2 < 1 else 0.0
-    shares_ = skipped * 2.0 ** np.array([-0.375, -0.25, -0.125, 0.125, 0.25, 0.375])
-    return _below_one(np.quantile(ranked, 1 - np.minimum(shares_, 1))) if skipped > 0 else []
 
 
 def _below_one(values: np.ndarray) -> list[float]:

@@ -9,7 +9,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pyhobbit.quality import search
 from pyhobbit.quality.evaluate import Quality, upper_bound
 from pyhobbit.quality.search import (
     Bound,
@@ -60,7 +59,6 @@ def test_thresholds_take_few_measurements() -> None:
 def test_nothing_holds_means_everything_high() -> None:
     assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: False) == (1.0, 1.0)
     assert cheapest_thresholds([], [1.0], _cost, lambda _t1, _t2: True) == (1.0, 1.0)
-    assert cheapest_thresholds(T1S, T2S, _cost, lambda _t1, _t2: False, best=(0.5, 0.9)) == (0.5, 0.9)
 
 
 def test_everything_holds_means_the_best_experts_only() -> None:
@@ -98,16 +96,6 @@ def test_candidates_cover_all_mixes(scores: np.ndarray) -> None:
     skipped = sorted(_share_skipped(scores, t2) for t2 in t2s)
     assert skipped[0] < 0.01
     assert skipped[-1] == 0.75
-
-
-def test_closer_candidates_lie_between_the_neighbours(scores: np.ndarray) -> None:
-    t2s = sorted(threshold_candidates(scores)[1])
-    below, chosen, above = t2s[3:6]
-    closer = search.closer_candidates(scores, chosen)
-    assert len(closer) > 3
-    assert all(below < t2 < above for t2 in closer)
-    assert search.closer_candidates(scores, 1.0) == []
-    assert search.closer_candidates(np.zeros((5, 2, 1)), 0.5) == []
 
 
 def test_a_model_with_one_expert_per_token_has_no_candidates() -> None:
