@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> int:
     is_port = url.partition("/")[0].isdecimal()
     url = ("" if "://" in url else "http://127.0.0.1:" if is_port else "http://") + url
     model = args.model or _loaded_model(url, args.api_key)
-    before = _ask(url, model, args.api_key)
+    _ask(url, model, args.api_key)  # its rates are those since the start
     rates: deque[float] = deque(maxlen=_HISTORY)
     while True:
         time.sleep(_INTERVAL_S)
         now = _ask(url, model, args.api_key)
         rates.append(now["rates"]["tokens_per_s"] or 0)
-        text = "\n".join([f"pyhobbit serve at {url}", "", *lines(before, now, rates)])
+        text = "\n".join([f"pyhobbit serve at {url}", "", *lines(now, rates)])
         if args.json:
             text = json.dumps(now)
         elif not args.once and sys.stdout.isatty():
@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
         print(text, flush=True)
         if args.once:
             return 0
-        before = now
 
 
 def _loaded_model(url: str, key: str | None) -> str | None:
@@ -111,7 +110,7 @@ def _reason(error: Any, model: str | None) -> str:
     return reasons.get(error.code, f"it answers with status {error.code}")
 
 
-def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
+def lines(now: Sample, rates: Sequence[float]) -> Iterator[str]:
     """The screen. rates: passes per second of the intervals so far."""
     rate = rates[-1]
     peak = max(rates) or 1.0
@@ -134,20 +133,9 @@ def lines(before: Sample, now: Sample, rates: Sequence[float]) -> Iterator[str]:
             f"prompt    {each['tokens']} of {each['tokens_all']} tokens in slot {each['slot']}, "
             f"layer {each['layers']} of {each['layers_all']} of the next {each['tokens_pass']}{left}"
         )
-    yield f"layers    {_strip(before, now)}  hits of each layer, from 0 % (blank) to 100 % (full)"
     shares = {"high": found["high_share"], "low": found["low_share"], "skipped": found["skipped_share"]}
     used = ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share is not None)
     yield f"precision {used or 'no expert was used'}"
     per_token = found["bytes_read_per_token"]
     each = "" if per_token is None else f", {format_size(per_token)} per token"
     yield f"disk      {format_size(found['bytes_read_per_s'] or 0)}/s{each}"
-
-
-def _strip(before: Sample, now: Sample) -> str:
-    """A bar for each layer; a layer without work has a dot."""
-    pairs = (zip(before[name], now[name], strict=True) for name in ("hits_by_layer", "misses_by_layer"))
-    changes = ([max(0, new - old) for old, new in pair] for pair in pairs)
-    return "".join(
-        _BARS[round(hits / (hits + misses) * (len(_BARS) - 1))] if hits + misses else "·"
-        for hits, misses in zip(*changes, strict=True)
-    )

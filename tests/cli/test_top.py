@@ -32,8 +32,6 @@ INFO = {
 BEFORE = {
     **INFO,
     **{each.name: 0 for each in COUNTERS},
-    "hits_by_layer": [0] * 4,
-    "misses_by_layer": [0] * 4,
 }
 NOW = {
     **BEFORE,
@@ -43,8 +41,6 @@ NOW = {
     "bytes_read": 20 << 20,
     "hits_high": 150,
     "misses_high": 10,
-    "hits_by_layer": [100, 0, 50, 0],
-    "misses_by_layer": [0, 5, 50, 0],
     "selections_high": 120,
     "selections_low": 30,
     "selections_skipped": 10,
@@ -56,7 +52,7 @@ NOW = {
 
 def _lines(before: dict[str, Any], now: dict[str, Any], *speeds: float) -> list[str]:
     told = {**now, "rates": asdict(rates(before, now, 2.0, INFO["n_token_uses"]))}
-    return list(lines(before, told, speeds))
+    return list(lines(told, speeds))
 
 
 def _screen(before: dict[str, Any], now: dict[str, Any], *speeds: float) -> dict[str, str]:
@@ -69,7 +65,6 @@ def test_the_screen_has_the_rates_of_the_interval() -> None:
     text = "\n".join(screen.values())
     for each in (
         "93.8% hits, experts in memory: 16 of 32 (3.0 MiB)",
-        "layers    █ ▄·  hits of each layer, from 0 %",
         "75% high, 19% low, 6% skipped",
         "disk      10.0 MiB/s, 2.0 MiB per token",
     ):
