@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from pyhobbit.convert.shards import as_read, check_checkpoint
+from pyhobbit.convert.shards import check_checkpoint
 from pyhobbit.convert.write import Progress
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.file_names import MISTRALS_OWN
@@ -93,10 +93,8 @@ def _run(
     """Gives what llama.cpp's converter prints, for the header alone without `output`. Raises HobbitError."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(VENDOR_DIR), str(VENDOR_DIR / "gguf-py")]))
     environment.pop("NO_LOCAL_GGUF", None)  # would let the converter import another version of gguf
-    with as_read(folder) as shown, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:
-        arguments = [str(_SCRIPT), str(shown), out_type, _YES_NO[has_mtp], str(_CONVERTER), str(named)]
-        if output is None and shown != folder:
-            print(f"note: an index in {folder} is out of date: left out", file=sys.stderr)
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as log:
+        arguments = [str(_SCRIPT), str(folder), out_type, _YES_NO[has_mtp], str(_CONVERTER), str(named)]
         arguments += ["header"] if output is None else []
         process = subprocess.Popen([sys.executable, *arguments], stdout=printed, stderr=log, env=environment)
         try:

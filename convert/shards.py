@@ -5,10 +5,8 @@ import json
 import math
 import re
 import struct
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -113,24 +111,18 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with weights, those that their names announce included.
+    """The files with weights, those that an index or their names announce included.
 
-    An index whose files are not all there is left out where others are whole. Raises HobbitError where an
-    index and a file beside it both hold the model.
+    Raises HobbitError where an index and a file beside it both hold the model.
     """
     listed = {folder / name for name in _weight_map(folder).values()}
     found = next((each for pattern in _WEIGHTS if (each := sorted(folder.glob(pattern)))), [])
     single = {path for path in found if path.name in _SINGLE}
-    if listed and single - listed and all(path.exists() for path in listed):
+    if listed and single - listed:
         raise HobbitError(
             f"{min(single)} and {min(listed)} both hold the model: remove those that are out of date"
         )
-    announced = _announced(found)
-    sets = (each for each in (single, *announced) if each)
-    whole = next((each for each in sets if all(path.exists() for path in each)), set())
-    if listed and (not whole or all(path.exists() for path in listed)):
-        return sorted(listed)
-    return sorted(whole if listed else {*found}.union(*announced))
+    return sorted(listed or {*found}.union(*_announced(found)))
 
 
 def _announced(paths: Iterable[Path]) -> list[set[Path]]:
@@ -140,23 +132,6 @@ def _announced(paths: Iterable[Path]) -> list[set[Path]]:
         {path.with_name(f"{start}{i:0{len(count)}}{of}{count}{end}") for i in range(1, int(count) + 1)}
         for (start, of, count, end), path in sets.items()
     ]
-
-
-@contextmanager
-def as_read(folder: Path) -> Iterator[Path]:
-    """The checkpoint's folder, or one of links without an index that is out of date."""
-    weights = weight_files(folder)
-    listed = {folder / name for name in _weight_map(folder).values()}
-    if not listed or listed == {*weights}:
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as place:
-        view = Path(place) / folder.resolve().name  # the converter may name the model by it
-        view.mkdir()
-        others = (path for path in folder.iterdir() if not any(map(path.match, (*_INDICES, *_WEIGHTS))))
-        for path in (*weights, *others):
-            (view / path.name).symlink_to(path.absolute())
-        yield view
 
 
 def _check_whole(path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import TINY_MODEL
-from convert_fixtures import tensor_bytes
 from gguf import GGUFReader
 
 from pyhobbit.convert.options import Options
@@ -189,6 +188,10 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "cut archive": (_cut_archive, "pytorch_model.bin is incomplete"),
     "Mistral's": (_mistral, "is in Mistral's own form"),
     "two models": (lambda folder: _index(_shards(folder, 2, 0.5))(folder), "both hold the model"),
+    "old index": (
+        _index({"lm_head.weight": "model-00001-of-00002.safetensors"}),
+        "both hold the model: remove those that are out of date",
+    ),
 }
 
 
@@ -202,23 +205,6 @@ def test_a_dry_run_names_the_fault(fault: str, folder: Path) -> None:
     assert len(str(error.value)) < 500
     assert "header.gguf" not in str(error.value)
     assert sorted(folder.parent.iterdir()) == before
-
-
-@pytest.mark.parametrize("sets", ["one file", "three shards"])
-def test_an_index_that_is_out_of_date_is_left_out(
-    sets: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expected = convert(Options(TINY_MODEL, low="q4_0", output=folder.parent / "expected.gguf"))
-    if sets == "three shards":
-        _shards(folder, 3)
-        (folder / "model.safetensors").unlink()
-    _index({"lm_head.weight": "model-00001-of-00002.safetensors"})(folder)
-    capsys.readouterr()
-    made = convert(Options(folder, low="q4_0", output=folder.parent / "made.gguf"))
-    assert f"note: an index in {folder} is out of date" in capsys.readouterr().err
-    ours, theirs = tensor_bytes(made), tensor_bytes(expected)
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize(("value", "what"), [(np.nan, r"not finite \(NaN\)"), (np.inf, "infinite in f32")])
