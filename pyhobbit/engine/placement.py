@@ -188,7 +188,7 @@ def _fastest(
         how = placed.set_model, lambda _share: keep_going(), lambda: not keep_going()
         try:
             with trimmed_heap(), open_session(path, replace(config, cache=placed.cache), *how) as session:
-                found[name], found[f"{name}_prompt"] = _token_s(session, keep_going)
+                found[name] = _token_s(session, keep_going)
         except HobbitError as e:
             print(f"pyhobbit: {name} cannot be measured: {e}", file=sys.stderr)
             found[name] = None
@@ -205,14 +205,12 @@ def _fastest(
 
 
 def _taken(found: Mapping[str, float | None], arms: Mapping[str, Placed], plan: MemoryPlan) -> Placed:
-    """The fastest placement. found: seconds of a token, None if it cannot be opened; a prompt's if known."""
+    """The fastest placement. found: seconds of a token, None if it cannot be opened."""
     times = {name: 1e3 * (found[name] or math.inf) for name in arms}
     first, second = sorted(times, key=lambda name: times[name])[:2]
     where = "" if arms[first].is_alone else f" on {plan.device}"
     text = f"measured faster{where} than {arms[second].name}: {times[first]:.1f} ms a token"
     text += f", not {times[second]:.1f}" if times[second] < math.inf else ", and that cannot be opened"
-    prompts = [1e3 * s for name in (first, second) if (s := found.get(f"{name}_prompt"))]
-    text += "; of a prompt {:.1f}, not {:.1f}".format(*prompts) if len(prompts) == 2 else ""
     return replace(arms[first], text=f"{arms[first].name}, {text}")
 
 
@@ -233,10 +231,9 @@ def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> 
     return Path(constants.HF_HOME) / "pyhobbit-placements" / f"{mark[:32]}.json"
 
 
-def _token_s(session: Session, keep_going: Callable[[], bool]) -> tuple[float, float]:
-    """Seconds of a decoded token, and of one of a prompt; texts are written until one is no faster."""
+def _token_s(session: Session, keep_going: Callable[[], bool]) -> float:
+    """Seconds of a decoded token; texts are written until one is no faster."""
     context, model = session.context, session.model
-    written: list[int] = []
     best, end = math.inf, _now() + _MOST_S
     for seed in count():
         sampler = Sampler(SamplingConfig(seed=seed), model)
@@ -248,14 +245,8 @@ def _token_s(session: Session, keep_going: Callable[[], bool]) -> tuple[float, f
                 raise KeyboardInterrupt
             context.evaluate([sampler.sample(context)])
         sampler.close()
-        written += context.tokens
         found = (_now() - start) / TEXT_TOKENS
         is_steady, best = found > _STEADY * best, min(best, found)
         if (is_steady and seed + 1 >= _TEXTS) or _now() > end:
             break
-    context.truncate(0)
-    start, prompt = _now(), written[: context.n_ctx]
-    if not context.evaluate(prompt):
-        raise KeyboardInterrupt
-    context.last_logits()
-    return best, (_now() - start) / len(prompt)
+    return best
