@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyhobbit.cli import server_flags, several_models
-from pyhobbit.cli.habits import ignore
 from pyhobbit.cli.help import Parser
 from pyhobbit.cli.options import (
     add_batch_argument,
@@ -124,8 +123,6 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
             ours += [argument, *server_flags.take(rest, n_values)]
         elif name in flags:
             theirs += [name, *(given or server_flags.take(rest, flags[name].n_values))]
-        elif ignore(name, bool(given), rest):
-            continue
         elif argument.startswith("-"):
             raise ConfigError(server_flags.unknown(argument, [*own, *_PASSED_ON]))
         else:

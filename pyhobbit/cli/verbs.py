@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from pyhobbit.cli.habits import TAKEN, ignore
+from pyhobbit.cli.habits import TAKEN
 from pyhobbit.cli.help import ANY, COMMON, EXAMPLES, Parser
 from pyhobbit.errors import ConfigError
 
@@ -124,8 +124,6 @@ def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
             models.append(value if equals else rest.pop(0))
         elif name not in known and TAKEN.get(name, "").partition("=")[0] in known:
             ours += [TAKEN[name], *([value] if equals else ())]
-        elif name not in known and "--memory" in known and ignore(name, bool(equals), rest):
-            continue
         else:
             ours.append(argument)
     return [*models, *ours]

@@ -12,7 +12,7 @@ from conftest import RunPyhobbit
 
 import pyhobbit
 from pyhobbit import convert
-from pyhobbit.cli import chat, serve, verbs
+from pyhobbit.cli import chat, verbs
 from pyhobbit.cli.help import COMMON
 from pyhobbit.cli.main import main, with_options
 from pyhobbit.errors import ConfigError, HobbitError
@@ -243,9 +243,6 @@ def test_what_is_not_known_gets_the_nearest_that_is(
         ("convert -m m.gguf -t 1", "convert m.gguf --threads 1"),
         ("ls", "list"),
         ("run m.gguf -f a.txt -b 512", "chat m.gguf --file a.txt --batch 512"),
-        ("chat m.gguf -ngl 99 -fa on --jinja -cnv -st --mlock --no-mmap --color -p x", "chat m.gguf -p x"),
-        ("chat m.gguf -fa --gpu-layers=all -p on", "chat m.gguf -p on"),
-        ("bench m.gguf -ngl 99 -fa 1 -ncmoe 9", "bench m.gguf"),
         ("inspect m.gguf --cpu-moe", "inspect m.gguf --device=CPU"),
     ],
 )
@@ -273,20 +270,6 @@ def test_help_is_a_word_too(arguments: list[str], capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == _help(
         *{"run": ["chat"]}.get(arguments[-1], arguments[1:]), capsys=capsys
     )
-
-
-def test_an_option_that_does_nothing_here_is_ignored_with_a_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[str]] = []
-    monkeypatch.setattr(serve, "run", lambda args: seen.append(args.passed_on) or 0)
-    for verb, lines in (("chat", 2), ("serve", 1)):
-        assert main([verb, "none.gguf", "-ngl", "99", "-cnv"]) == (verb == "chat")
-        said = capsys.readouterr().err.splitlines()
-        assert said[lines - 1] == ("pyhobbit: -cnv is ignored: without -p or --file this is a conversation")
-    assert seen == [["-ngl", "99"]]
-    assert main(["list", "-ngl", "99"]) == 2
-    assert "list has no option -ngl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("typed", "status"), [("2", 0), ("0", 2), ("3", 2), ("", 2), ("a.gguf", 2)])
