@@ -449,33 +449,21 @@ class Hobbit(CachedModel, _Llama):
         return self._loaded.info(self.n_ctx(), self.n_threads, self.cache_config.memory)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        repo_id: str,
-        filename: str | None = None,
-        additional_files: Sequence[str] | None = None,
-        local_dir: str | os.PathLike[str] | None = None,
-        local_dir_use_symlinks: bool | str = "auto",
-        cache_dir: str | os.PathLike[str] | None = None,
-        **arguments: Any,
+    def from_pretrained(  # type: ignore[override]
+        cls, repo_id: str, filename: str | None = None, **arguments: Any
     ) -> "Hobbit":
         """Opens a model from Hugging Face, downloaded unless it is there.
 
-        All parts of a split model come along, and its low tier and calibration where they lie beside it.
-
-        repo_id: USER/NAME, without a filename also USER/NAME:QUANT as in llama.cpp.  filename: its name in
-        the repository, or a pattern such as `*q4_k_m.gguf`; None picks as llama.cpp does.
-        additional_files, local_dir, local_dir_use_symlinks: with one of the first two Llama downloads, which
-        takes the files that are named alone.  cache_dir: default as huggingface_hub's.
-        arguments: of the constructor. Raises as that, and HobbitError: nothing to download, no network.
+        repo_id: USER/NAME[:QUANT] as for all commands. All parts of a split model come along, and its low
+        tier and calibration where they lie beside it.  filename: a name or pattern, which leaves the download
+        to Llama: it takes that file alone.  arguments: of the constructor, or of Llama's from_pretrained().
+        Raises as the constructor, and HobbitError: nothing to download, no network.
         """
-        if additional_files or local_dir is not None:
-            given: Any = (repo_id, filename, additional_files, local_dir, local_dir_use_symlinks, cache_dir)
-            return super().from_pretrained(*given, **arguments)  # type: ignore[return-value]
+        if filename is not None:
+            return super().from_pretrained(repo_id, filename, **arguments)  # type: ignore[return-value]
         from pyhobbit.model.download import fetch  # takes half a second
 
-        cache = None if cache_dir is None else Path(cache_dir)
-        return cls(fetch(repo_id, pattern=filename, cache=cache), **arguments)
+        return cls(fetch(repo_id), **arguments)
 
 
 if Hobbit.__doc__:  # not with python -OO

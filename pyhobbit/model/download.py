@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from threading import RLock
@@ -96,30 +95,19 @@ class Repo:
         return files
 
 
-def fetch(
-    name: str, checkpoint: bool = False, *, pattern: str | None = None, cache: Path | None = None
-) -> Path:
+def fetch(name: str, checkpoint: bool = False, *, cache: Path | None = None) -> Path:
     """Downloads a model unless the cache has it, file by file. Progress is on standard error.
 
     name: USER/NAME[:QUANT]; QUANT is the GGUF's label, a whole word of its name, or its path. All parts of a
     split model come, and the sidecar and calibration that lie beside it.
     checkpoint: without a QUANT, take the safetensors, configuration and tokenizer where there are any.
-    pattern: a glob for the path of the GGUF, in place of a QUANT.
     cache: default as huggingface_hub's, which HF_HOME changes; HF_ENDPOINT changes where files come from.
     Returns the GGUF, of a split one its first file, or the checkpoint's folder. Without a network what is in
     the cache already is taken. Raises ConfigError, HobbitError, KeyboardInterrupt.
     """
     user_and_name, quant = parse_repository(name)
-    if quant is not None and pattern is not None:
-        raise ConfigError(f"'{name}' names a quantization; the pattern '{pattern}' picks the file already")
     repo = Repo(user_and_name, cache)
-
-    def choose(files: Collection[str]) -> list[str]:
-        if pattern is None:
-            return _choose(repo, files, quant, checkpoint)
-        return whole(repo.name, _matched(repo, files, pattern), files)
-
-    path = _fetch(repo, choose)
+    path = _fetch(repo, lambda files: _choose(repo, files, quant, checkpoint))
     return path if file_names.is_gguf(path) else path.parent
 
 
@@ -194,17 +182,6 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
     models = models_of(repo, files)
     wanted = (each for quant in _DEFAULT_QUANTS for each in matching(repo.name, models, quant))
     return whole(repo.name, next(wanted, models[0]), files)
-
-
-def _matched(repo: Repo, files: Collection[str], pattern: str) -> str:
-    """The only GGUF whose path matches a glob. Raises HobbitError."""
-    known = [file for file in sorted(files) if is_first(file)]
-    found = [file for file in known if fnmatch(file, pattern)]
-    if len(found) > 1:
-        raise HobbitError(f"in {repo.name} several files match '{pattern}': {', '.join(found)}")
-    if not found:
-        raise HobbitError(f"{repo.name} has no '{pattern}'; it has {', '.join(known) or 'no GGUF file'}")
-    return found[0]
 
 
 def models_of(repo: Repo, files: Collection[str]) -> list[str]:

@@ -227,23 +227,6 @@ def test_a_sidecar_and_a_calibration_come_along(hub: Hub, tmp_path: Path) -> Non
     ]
 
 
-def test_a_file_by_its_pattern(hub: Hub, tmp_path: Path) -> None:
-    def get(repo: str, pattern: str) -> Path:
-        with at(hub.endpoint):
-            return fetch(repo, pattern=pattern, cache=tmp_path / "cache")
-
-    assert get("user/many", "*Q8_0.gguf").read_bytes() == gguf("q8")
-    path = get("user/split", "*Q6_K*.gguf")
-    assert path.name == "Model-Q6_K-00001-of-00003.gguf"
-    assert [each.read_bytes() for each in sorted(path.parent.iterdir())] == [gguf("1"), gguf("2"), gguf("3")]
-    with pytest.raises(HobbitError, match=r"has no '.*Q5.*'; it has Model-Q8_0.gguf, "):
-        get("user/many", "*Q5*")
-    with pytest.raises(HobbitError, match=r"several files match '.*': Model-Q8_0.gguf, Model-q4_k_m.gguf"):
-        get("user/many", "Model-[qQ][48]*")
-    with pytest.raises(ConfigError, match="picks the file already"):
-        get("user/many:Q8_0", "*")
-
-
 #
 # the commands
 #
