@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from pyhobbit.cli.habits import TAKEN
 from pyhobbit.cli.help import ANY, COMMON, EXAMPLES, Parser
 from pyhobbit.errors import ConfigError
 
@@ -46,6 +45,25 @@ _NEAR_VERBS = {
     **{name: f"llama {name}" for name in ("quantize", "imatrix", "perplexity")},
 }
 _MODEL_OPTIONS = ("-m", "--model")
+# Options that users of llama.cpp and ollama type by habit, and our names for them.
+_HABITS: Mapping[str, str] = {
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--batch"),
+    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx"), "--ctx"),
+    **dict.fromkeys(("-cmoe", "--cpu-moe"), "--device=CPU"),
+    **dict.fromkeys(("--predict", "--n-predict", "--max-tokens"), "-n"),
+    **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
+    **dict.fromkeys(("--json-schema", "-j", "--json-schema-file", "-jf"), "--format"),
+    "-ctk": "--cache-type-k",
+    "-ctv": "--cache-type-v",
+    "-f": "--file",
+    "-t": "--threads",
+    "-s": "--seed",
+    "--temperature": "--temp",
+    "--hf-repo": "-hf",
+    "--output": "-o",
+    "--quiet": "-q",
+    "--tokens": "-n",
+}
 
 _LEAST_LIKENESS = 0.7  # a suggestion is at least so like the given word
 
@@ -122,8 +140,8 @@ def _with_our_options(arguments: Sequence[str], parser: Parser) -> list[str]:
             return [*models, *ours, argument, *rest]
         if name in _MODEL_OPTIONS and name not in known and (equals or rest):
             models.append(value if equals else rest.pop(0))
-        elif name not in known and TAKEN.get(name, "").partition("=")[0] in known:
-            ours += [TAKEN[name], *([value] if equals else ())]
+        elif name not in known and _HABITS.get(name, "").partition("=")[0] in known:
+            ours += [_HABITS[name], *([value] if equals else ())]
         else:
             ours.append(argument)
     return [*models, *ours]
@@ -149,8 +167,8 @@ def _unknown(argument: str, parser: Parser) -> str:
         hint = "put a prompt between quotes" if "-p" in parser.options() else f"see: {parser.prog} --help"
         return f"'{argument}' is one argument too many; {hint}"
     option = argument.partition("=")[0]
-    known = () if option in TAKEN else parser.options()
-    habits = {each: ours for each, ours in TAKEN.items() if ours in known}
+    known = () if option in _HABITS else parser.options()
+    habits = {each: ours for each, ours in _HABITS.items() if ours in known}
     near = get_close_matches(option, [*known, *habits], n=1, cutoff=_LEAST_LIKENESS)
     hint = f"did you mean {habits.get(near[0], near[0])}?" if near else f"see: {parser.prog} --help"
     return f"{parser.prog.removeprefix('pyhobbit ')} has no option {option}; {hint}"
