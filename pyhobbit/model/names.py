@@ -6,7 +6,6 @@ import re
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from urllib.parse import unquote
 
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
@@ -14,7 +13,7 @@ from pyhobbit.model import file_names
 _MAX_NAMES = 5
 _UNREADABLE = ("aqlm", "awq", "bitsandbytes", "exl2", "exl3", "hqq", "MLX", "quanto", "torchao")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^:]+)?")
-_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)", re.IGNORECASE)
+_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+?)/?(?:[?#].*)?", re.IGNORECASE)
 _ADDRESS = re.compile(r"\w+://")
 
 
@@ -30,30 +29,17 @@ def parse_repository(name: str) -> tuple[str, str | None]:
 def repository_in(model: str) -> str | None:
     """USER/NAME[:QUANT] if that is what a user means by MODEL, in place of a file; also of a page's address.
 
-    The address of a file gives the file as QUANT. Raises ConfigError.
+    Raises ConfigError.
     """
     if (page := _PAGE.fullmatch(model)) is not None:
-        return _repository_of_page(page[1], model)
+        if not _REPOSITORY.fullmatch(page[1]):
+            raise ConfigError(f"{model} is not the page of a model; write USER/NAME[:QUANT]")
+        return page[1]
     if _ADDRESS.match(model):
         raise ConfigError(f"{model} is not an address on Hugging Face; download the file and give its path")
     is_name = _REPOSITORY.fullmatch(model) and (":" in model or not file_names.is_gguf(model))
     folder = Path(model).parent
     return model if is_name and not Path(model).exists() and not folder.is_dir() else None
-
-
-def _repository_of_page(path: str, address: str) -> str:
-    """The repository of a page's address. path: of the address, after the host."""
-    path = re.sub(r"[?#].*", "", unquote(path)).strip("/")
-    if _REPOSITORY.fullmatch(path):
-        return path
-    of_file = r"(?:blob|resolve)/main/(.+\.(?i:gguf))"
-    page = re.fullmatch(rf"([^/]+/[^/]+)/(?:tree/main(?:/.*)?|{of_file})", path)
-    if page is None:
-        raise ConfigError(
-            f"{address} is neither the page of a model nor that of a GGUF file in its newest version; "
-            "write USER/NAME[:QUANT]"
-        )
-    return f"{page[1]}:{page[2]}" if page[2] else page[1]
 
 
 def check_model_file(path: Path) -> None:
