@@ -16,17 +16,10 @@ from typing import BinaryIO
 from pyhobbit.errors import HobbitError
 
 _MARKED = 1 << 16  # bytes at both ends of a file
-_ENCODINGS = {  # by byte order mark; that of UTF-32 begins like that of UTF-16
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 
 
 def read_text(path: Path) -> str:
-    """A text: UTF-8, or what its byte order mark says. Other bytes become surrogates. Raises HobbitError."""
+    """A text in UTF-8. Other bytes become surrogates. Raises HobbitError."""
     try:
         return decoded(path.read_bytes())
     except OSError as e:
@@ -37,8 +30,7 @@ def read_text(path: Path) -> str:
 
 def decoded(data: bytes) -> str:
     """The text of a file's bytes. Raises ValueError where zeros show that it is none, or not UTF-8."""
-    encoding = next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), "utf-8")
-    text = data.decode(encoding, "surrogateescape" if "8" in encoding else "strict")
+    text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     if "\0" in text:
         raise ValueError("it has characters of value 0")
     return text

@@ -44,14 +44,14 @@ def test_without_links_a_new_file_is_written_all_the_same(
     assert path.read_text() == "one"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_a_text_is_read_by_its_mark(tmp_path: Path, encoding: str) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_text_is_read_without_its_mark(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "text"
     path.write_bytes("größe\n".encode(encoding))
     assert read_text(path) == "größe\n"
 
 
-@pytest.mark.parametrize("data", ["größe".encode("utf-16-le"), b"\xff\xfea"])
+@pytest.mark.parametrize("data", ["größe".encode("utf-16-le"), "größe".encode("utf-16")])
 def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "text").write_bytes(data)
     with pytest.raises(HobbitError, match=r"text is not a text .*save it as UTF-8"):
