@@ -9,37 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from pyhobbit.errors import HobbitError
-from pyhobbit.model.file_names import model_stem
 from pyhobbit.model.gguf_file import GgufFile, TensorInfo, read_gguf
 from pyhobbit.model.tiers import routed_part
 
-_FILE_NAME = re.compile(r"(.*?)[-_.]?imatrix(?:_unsloth)?(?:\.gguf|\.dat)?", re.IGNORECASE)
 _GATE_UP = re.compile(r"(\.ffn_)(?:gate_up|gate|up)(_exps\.)")
 _USUAL_DIGITS, _LEAST = 10, 1e-8  # decimal digits of a row's mean, and a share of it
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 Imatrix = Mapping[str, np.ndarray]
 """Tensor name -> float32 [n_expert, n_per_row]; n_expert is 1 for tensors that are no expert tensors."""
-
-
-def find_imatrix(model: Path) -> Path | None:
-    """The importance matrix beside a GGUF, or in a checkpoint's folder; None without one.
-
-    Its name is NAME.imatrix.gguf, NAME-imatrix.dat, NAME.imatrix or the like, where the model's name begins
-    with NAME, or NAME is missing. Raises HobbitError if several fit equally well.
-    """
-    folder, stem = (model, model.resolve().name) if model.is_dir() else (model.parent, model_stem(model))
-    found: dict[int, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        name = _FILE_NAME.fullmatch(path.name)
-        if name and path.is_file() and stem.lower().startswith(name[1].lower()):
-            found.setdefault(len(name[1]), []).append(path)
-    if not found:
-        return None
-    best = found[max(found)]
-    if len(best) > 1:
-        raise HobbitError(f"{' and '.join(map(str, best))} are importance matrices: name one with --imatrix")
-    return best[0]
 
 
 def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndarray]:

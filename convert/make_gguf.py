@@ -58,8 +58,7 @@ def add_arguments(parser: Any) -> None:
     add("--low", metavar="TYPE", help=what)
     what = "type of the high tier, or keep for the model's own (default: keep; f16 for a checkpoint)"
     add("--high", metavar="TYPE", help=what)
-    what = f"importance matrix (default: MODEL.imatrix.gguf or the like; {Options.no_imatrix}: without)"
-    add("--imatrix", type=Path, metavar="FILE", help=what)
+    add("--imatrix", type=Path, metavar="FILE", help="importance matrix, by which the low tier is rounded")
     add("--sidecar", action="store_true", help="write only the further tier, to MODEL.hobbit.gguf")
     add("--split", action="store_true", help="write a checkpoint as a plain MODEL.gguf and its sidecar")
     add("--dry-run", action="store_true", help="print the plan with sizes and write nothing")

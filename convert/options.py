@@ -13,7 +13,6 @@ class Options:
     """`high` is the name of a type, "keep", or None: keep, but read a checkpoint as f16.
 
     `low` None means about half of the high tier's bits. `output` None means beside the model.
-    `imatrix` None means the one beside the model if there is one, no_imatrix means none.
     `t1`, `t2`: thresholds of Eq. 2 that the output stores and runs by; None takes `default_t1`, and 1.
     With a t1 of 1 it stores none, so that all experts are high.
     `drop_high`: the share of the high versions of a two-tier model to leave out, or within_limit, as many as
@@ -21,7 +20,6 @@ class Options:
     stay lose their low ones.
     """
 
-    no_imatrix: ClassVar[Path] = Path("none")
     within_limit: ClassVar[str] = "limit"
     default_t1: ClassVar[float] = 0.6  # no pair of types has a better one: docs/quality.md
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from gguf import GGUFValueType
 
 from pyhobbit.convert import checkpoint
-from pyhobbit.convert.imatrix import Imatrix, find_imatrix, read_imatrix
+from pyhobbit.convert.imatrix import Imatrix, read_imatrix
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.partial import SUFFIX, check_drop_high, drop_high
 from pyhobbit.convert.plan import RESIDENT, Plan, PlannedTensor, Recipe, make_plan
@@ -151,13 +151,13 @@ def _convert_checkpoint(options: Options, output: Path) -> Path | None:
     listed = checkpoint.list_tensors(options.model, out_type)
     tensors = listed.tensors
     check_routed(options.model, tensors)
-    source, imatrix = _imatrix(options, tensors)
+    imatrix = _imatrix(options, tensors)
     recipe = _recipe(options, tensors)
     plan = make_plan(tensors, recipe, imatrix)
     intermediate_bytes = sum(tensor.nbytes for tensor in tensors) + _METADATA_BYTES
     needed = intermediate_bytes + plan.data_bytes + _METADATA_BYTES
     if options.dry_run:
-        _print_plan(plan, output, needed, source, _notes(recipe, plan, source, imatrix))
+        _print_plan(plan, output, needed, options.imatrix, _notes(recipe, plan, options.imatrix, imatrix))
     _check_saving(plan, tensors, options)
     if options.dry_run:
         return None
@@ -179,8 +179,7 @@ def _convert_as(options: Options, output: Path, listed: checkpoint.Listed, out_t
             checkpoint.write_gguf(options.model, out_type, has_mtp, intermediate, progress)
         if not options.split:
             return _convert_gguf(options, output, read_model(intermediate))
-        matrix = _imatrix(options, tensors)[0] or options.no_imatrix
-        own = replace(options, model=output, split=False, sidecar=True, imatrix=matrix)
+        own = replace(options, model=output, split=False, sidecar=True)
         _convert_gguf(own, sidecar_path(output), replace(read_model(intermediate), path=output))
     print(f"wrote {output}, as llama.cpp's converter does", file=sys.stderr)
     return output
@@ -188,23 +187,23 @@ def _convert_as(options: Options, output: Path, listed: checkpoint.Listed, out_t
 
 def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | None:
     recipe = _recipe(options, model.tensors)
-    source, imatrix = _imatrix(options, model.tensors)
+    imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
     thresholds = _thresholds(options)
     metadata = _metadata(model, recipe, thresholds)
-    notes = list(_notes(recipe, plan, source, imatrix))
+    notes = list(_notes(recipe, plan, options.imatrix, imatrix))
     if thresholds:
         texts = " and ".join(f"{entry.key.removeprefix('hobbit.')} {entry.value():g}" for entry in thresholds)
         notes.append(f"{texts} are stored: it runs in mixed precision, and in high by --quality lossless")
     if options.dry_run:
-        _print_plan(plan, output, _output_bytes(plan, metadata), source, notes)
+        _print_plan(plan, output, _output_bytes(plan, metadata), options.imatrix, notes)
     _check_saving(plan, model.tensors, options)
     if options.dry_run:
         return None
     if output.exists() and any(output.samefile(tensor.path) for tensor in model.tensors):
         raise HobbitError(f"the output {output} is one of the files to convert: choose another name")
     _write(options, output, plan, metadata, imatrix)
-    matrix = [f"importance matrix {source}"] if source else []
+    matrix = [f"importance matrix {options.imatrix}"] if options.imatrix else []
     _report(options, output, "\n".join([_tier_summary(plan), *matrix, *notes]))
     return output
 
@@ -252,16 +251,9 @@ def _report(options: Options, output: Path, summary: str) -> None:
     )
 
 
-def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> tuple[Path | None, Imatrix]:
-    """The file, and what it says. Raises HobbitError."""
-    found = None if options.imatrix == options.no_imatrix else options.imatrix or find_imatrix(options.model)
-    if found is None:
-        return None, {}
-    try:
-        return found, read_imatrix(found, tensors)
-    except HobbitError as error:
-        without = "" if options.imatrix else f"; --imatrix {options.no_imatrix} converts without one"
-        raise HobbitError(f"{error}{without}") from error
+def _imatrix(options: Options, tensors: Sequence[TensorInfo]) -> Imatrix:
+    """The values of --imatrix. Raises HobbitError."""
+    return {} if options.imatrix is None else read_imatrix(options.imatrix, tensors)
 
 
 def _thresholds(options: Options) -> list[KeyValue]:

@@ -153,9 +153,7 @@ def types(run: Run) -> list[Figure]:
 def _all_in(run: Run, name: str) -> tuple[Quality, int]:
     """The quality with all experts in a type, and their bytes."""
     sidecar = run.folder / f"{name}.hobbit.gguf"
-    options = Options(
-        run.model, low=name, sidecar=True, output=sidecar, force=True, imatrix=Options.no_imatrix
-    )
+    options = Options(run.model, low=name, sidecar=True, output=sidecar, force=True)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it names commands for a file that goes again
             convert(options)

@@ -21,7 +21,7 @@ from convert_fixtures import (
 )
 from gguf import GGUFReader
 
-from pyhobbit.convert.imatrix import find_imatrix, read_imatrix
+from pyhobbit.convert.imatrix import read_imatrix
 from pyhobbit.convert.options import Options
 from pyhobbit.convert.pipeline import convert
 from pyhobbit.convert.read import read_model
@@ -82,7 +82,7 @@ def test_importance_lowers_the_weighted_error(model: Path, sums: np.ndarray) -> 
     path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, [1.0] * N_EXPERT)
     source = tensor_values(model)[NAME]
     errors = []
-    for imatrix in (Options.no_imatrix, path):
+    for imatrix in (None, path):
         output = tensor_values(convert(Options(model, low="q4_k", imatrix=imatrix, force=True)))
         errors.append(
             float((((output["blk.0.ffn_up_exps.low.0.weight"] - source) ** 2) * sums[:, None]).sum())
@@ -90,65 +90,16 @@ def test_importance_lowers_the_weighted_error(model: Path, sums: np.ndarray) -> 
     assert errors[1] < 0.9 * errors[0]
 
 
-NAMES = (
-    "{}.imatrix.gguf",
-    "{}-imatrix.gguf",
-    "{}.imatrix",
-    "imatrix.gguf",
-    "imatrix_unsloth.gguf",
-    "IMatrix.dat",
-)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("stem", ["model", "Mod"])
-def test_a_matrix_beside_the_model_is_used_and_named(
-    model: Path, sums: np.ndarray, name: str, stem: str, capsys: pytest.CaptureFixture[str]
+def test_a_matrix_is_used_and_named(
+    model: Path, sums: np.ndarray, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = write_imatrix(model.parent / "elsewhere.gguf", {NAME: sums}, COUNTS)
-    wanted = convert(Options(model, imatrix=given)).read_bytes()
-    plain = convert(Options(model, force=True)).read_bytes()
-    assert plain != wanted
-    beside = given.rename(model.parent / name.format(stem))
-    capsys.readouterr()
-    assert convert(Options(model, force=True)).read_bytes() == wanted
-    assert f"importance matrix {beside}\n" in capsys.readouterr().err
-    convert(Options(model, force=True, dry_run=True))
-    assert f"importance matrix {beside}\n" in capsys.readouterr().out
-    assert convert(Options(model, force=True, imatrix=Options.no_imatrix)).read_bytes() == plain
+    path = write_imatrix(model.with_name("model.imatrix.gguf"), {NAME: sums}, COUNTS)
+    plain = convert(Options(model)).read_bytes()
     assert "importance matrix" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "name", ["other.imatrix.gguf", "model2.imatrix", "imatrix.txt", "imatrix-model-q4_k.gguf"]
-)
-def test_other_files_beside_the_model_are_no_matrices_of_it(model: Path, name: str) -> None:
-    model.with_name(name).write_text("nothing")
-    (model.parent / "imatrix").mkdir()
-    assert find_imatrix(model) is None
-
-
-def test_the_matrix_with_the_models_own_name_comes_first(model: Path) -> None:
-    for name in ("imatrix.dat", "mod-imatrix.gguf", "model.imatrix"):
-        model.with_name(name).touch()
-    assert find_imatrix(model) == model.with_name("model.imatrix")
-    model.with_name("model.imatrix.gguf").touch()
-    with pytest.raises(
-        HobbitError, match=r"model\.imatrix and .*model\.imatrix\.gguf .*name one with --imatrix"
-    ):
-        find_imatrix(model)
-
-
-def test_a_matrix_in_a_checkpoints_folder_is_found(tmp_path: Path) -> None:
-    (tmp_path / "imatrix.dat").touch()
-    assert find_imatrix(tmp_path) == tmp_path / "imatrix.dat"
-
-
-def test_a_matrix_found_beside_another_model_can_be_left_out(model: Path, sums: np.ndarray) -> None:
-    write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums[:3]}, COUNTS[:3])
-    with pytest.raises(HobbitError, match="made from another model; --imatrix none converts without one"):
-        convert(Options(model))
-    assert convert(Options(model, imatrix=Options.no_imatrix)).exists()
+    assert convert(Options(model, imatrix=path, force=True)).read_bytes() != plain
+    assert f"importance matrix {path}\n" in capsys.readouterr().err
+    convert(Options(model, imatrix=path, force=True, dry_run=True))
+    assert f"importance matrix {path}\n" in capsys.readouterr().out
 
 
 def test_a_matrix_of_another_model_or_without_finite_values_is_refused(model: Path, sums: np.ndarray) -> None:
