@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pyhobbit._tables import COUNTERS
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 _PROMPTS = (16, 128, 512)
 _DECODED, _WARM_UP = 64, 32
+_USUAL_CHARACTERS = 4  # a token has about so many
 _SHARES = ("stall_share", "high_share", "low_share")
 
 Figures = dict[str, float | None]
@@ -116,13 +116,9 @@ def _texts() -> Iterator[str]:
 
 def _cut(engine: "Engine", text: str, n_tokens: int) -> str:
     """The beginning of a text, repeated where it is short, that has about n tokens."""
-    length, size = 2 * n_tokens, 0
-    while (size := engine.n_prompt_tokens(_repeated(text, length))) < n_tokens:
-        length += max(1, length * (n_tokens - size) // max(1, size))
-    while size > n_tokens and length > 1:
-        length -= max(1, (size - n_tokens) // 2)
-        size = engine.n_prompt_tokens(_repeated(text, length))
-    return _repeated(text, length)
+    length = _USUAL_CHARACTERS * n_tokens
+    size = engine.n_prompt_tokens(_repeated(text, length))
+    return _repeated(text, max(1, length * n_tokens // max(1, size)))
 
 
 def _read_prompt(engine: "Engine", text: str) -> Figures:
@@ -171,13 +167,9 @@ def _times() -> tuple[float, float, float]:
 
 
 def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
-    """The figures of single tokens' counters. Bytes and seconds are means per token.
-
-    compute_s: the median, waits left out.  cached: without a cache of experts its figures are None.
-    """
+    """The figures of single tokens' counters. cached: without a cache of experts its figures are None."""
     n, seconds = len(steps), sum(step.decode_s for step in steps)
-    compute_s = median(step.decode_s - step.cache.stall_s for step in steps)
-    found: Figures = {"n_tokens": n, "tokens_per_second": n / seconds, "compute_s": compute_s}
+    found: Figures = {"n_tokens": n, "tokens_per_second": n / seconds}
     if not cached:
         return found | dict.fromkeys(("hit_rate", "bytes_read_per_token", *_SHARES))
     total = {each.name: sum(getattr(step.cache, each.name) for step in steps) for each in COUNTERS}

@@ -83,7 +83,7 @@ def test_the_screen_of_a_session(screen: _Screen) -> None:
     screen.wait_for("> /help", len(lines) - 1)
     lines = screen.wait_for(PLACEHOLDER)
     assert "/set [NAME VALUE ...]  show or change settings, like /set temp 0.5" in lines
-    assert lines[-2].endswith("Tab completes commands and files.")
+    assert lines[-2].endswith("Tab completes commands.")
 
     screen.type("C-d")
     lines = screen.wait_for("18 prompt + 12 generated tokens", len(lines))

@@ -28,7 +28,6 @@ def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: Ru
     assert [prompt["n_tokens"] for prompt in document["prompts"]] == pytest.approx([8, 40], rel=0.3)
     assert all(prompt["seconds"] > 0 for prompt in document["prompts"])
     assert found["n_tokens"] == 12
-    assert found["compute_s"] > 0
     assert 0 < found["hit_rate"] < 1
     assert 0 < found["stall_share"] < 1
     assert found["high_share"] == 1
@@ -112,7 +111,7 @@ def test_decoding_follows_from_the_counters() -> None:
         _step(0.5, stall_s=0.4),
     ]
     found = decoding(steps, cached=True)
-    computed = {"n_tokens": 3, "tokens_per_second": pytest.approx(3), "compute_s": pytest.approx(0.1)}
+    computed = {"n_tokens": 3, "tokens_per_second": pytest.approx(3)}
     assert found == computed | {
         "hit_rate": 5 / 8,
         "bytes_read_per_token": pytest.approx(100 / 3),
