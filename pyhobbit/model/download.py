@@ -176,11 +176,11 @@ def _choose(repo: Repo, files: Collection[str], quant: str | None, checkpoint: b
         return whole(repo.name, quant, files)
     if quant is not None:
         for joined, pieces in file_names.raw_pieces(files).items():
-            if matching(repo.name, [joined], quant):
+            if matching([joined], quant):
                 raise HobbitError(f"{repo.name}: {file_names.in_pieces(joined, pieces)}")
         return whole(repo.name, the_one(repo.name, models_of(repo, files), quant), files)
     models = models_of(repo, files)
-    wanted = (each for quant in _DEFAULT_QUANTS for each in matching(repo.name, models, quant))
+    wanted = (each for quant in _DEFAULT_QUANTS for each in matching(models, quant))
     return whole(repo.name, next(wanted, models[0]), files)
 
 

@@ -43,7 +43,7 @@ def downloaded_models(cache: Path | None = None) -> list[LocalModel]:
             parts = [files[name][0] for name in whole(repo.repo_id, first, files)]
             models.append(
                 LocalModel(
-                    name=f"{repo.repo_id}:{label(repo.repo_id, first, chosen)}",
+                    name=f"{repo.repo_id}:{label(first, chosen)}",
                     path=files[first][0].file_path,
                     size=sum(part.size_on_disk for part in parts),
                     last_used=max(part.blob_last_accessed for part in parts),
@@ -89,7 +89,7 @@ def remove(name: str, cache: Path | None = None) -> tuple[list[str], int]:
     if quant in files and is_first(quant) and is_complete(quant, files):  # also a draft's or a projector
         chosen = [quant]
     elif quant is not None:
-        chosen = [the_one(user_and_name, chosen, quant)] if matching(user_and_name, chosen, quant) else []
+        chosen = [the_one(user_and_name, chosen, quant)] if matching(chosen, quant) else []
     if repo is None or not chosen:
         raise HobbitError(f"{name} has not been downloaded; pyhobbit list shows what has been")
     doomed = {part: files[part] for first in chosen for part in whole(repo.repo_id, first, files)}

@@ -137,7 +137,7 @@ def choices(repo: Repo, files: Mapping[str, int], machine: Machine) -> list[Choi
     complete = [file for file in models if is_complete(file, files)] or models[:1]
     parts = {file: own_parts(repo.name, file, files) for file in complete}
     sizes = {file: sum(files[part] for part in parts[file]) for file in parts}
-    labels = {file: label(repo.name, file, models) for file in parts}
+    labels = {file: label(file, models) for file in parts}
 
     def rank(file: str) -> tuple[int, float]:  # few requests, and exact figures where memory ends
         return len(parts[file]), abs(math.log((1 + sizes[file]) / machine.memory))
