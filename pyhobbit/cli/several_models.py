@@ -24,33 +24,24 @@ _CUT = "#;]\n\r"  # in a preset's file they end what stands before them
 
 
 def find_models(folder: Path) -> tuple[Presets, list[str]]:
-    """The models of a folder and of those in it, in the order of names, and why other files are none.
+    """The models of a folder and of those in it, in the order of paths, and why other files are none.
 
-    A folder with one model gives it its name, and a single projector belongs to the models beside it.
-    Raises HobbitError.
+    A single projector in an inner folder belongs to the models beside it. Raises HobbitError.
     """
     found, problems = models_below(folder, "*", "*/*")
-    models: dict[Path, list[Path]] = {}
-    for path in found:
-        models.setdefault(path.parent, []).append(path)
     presets: Presets = {}
-    for parent, paths in models.items():
-        beside = sorted(parent.glob("*mmproj*.gguf")) if parent != folder else []
-        for path in paths:
-            name = parent.name if parent != folder and len(paths) == 1 else file_names.model_stem(path)
-            text = name + "".join(map(str, [path.absolute(), *beside]))
-            if name in presets:
-                problems.append(f"{path} has the name of another model, {name}; rename one")
-            elif any(each in text for each in _CUT):
-                problems.append(f"{path} has one of the characters #;] in its path; rename it")
-            else:
-                projector = {"mmproj": str(beside[0].absolute())} if len(beside) == 1 else {}
-                presets[name] = {"model": str(path.absolute()), **projector}
-    problems += [
-        f"{toml}: the models of a folder take their options from the command line"
-        for toml in (file_names.options_path(path) for paths in models.values() for path in paths)
-        if toml.exists()
-    ]
+    for path in found:
+        name = file_names.model_stem(path)
+        beside = sorted(path.parent.glob("*mmproj*.gguf")) if path.parent != folder else []
+        if name in presets:
+            problems.append(f"{path} has the name of another model, {name}; rename one")
+        elif any(each in "".join(map(str, [path.absolute(), *beside])) for each in _CUT):
+            problems.append(f"{path} has one of the characters #;] in its path; rename it")
+        else:
+            projector = {"mmproj": str(beside[0].absolute())} if len(beside) == 1 else {}
+            presets[name] = {"model": str(path.absolute()), **projector}
+        if (toml := file_names.options_path(path)).exists():
+            problems.append(f"{toml}: the models of a folder take their options from the command line")
     return _with_exact(presets), problems
 
 

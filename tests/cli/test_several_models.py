@@ -34,9 +34,9 @@ def test_companions_and_later_parts_are_no_models(model: Path, tmp_path: Path) -
         else:
             (tmp_path / name).symlink_to(model)
     presets, problems = find_models(tmp_path)
-    assert list(presets) == ["b", "x", "y", "qwen3"]
+    assert list(presets) == ["model", "x", "y", "qwen3"]
     assert problems == []
-    assert presets["b"]["mmproj"] == str(tmp_path / "b/mmproj.gguf")
+    assert presets["model"]["mmproj"] == str(tmp_path / "b/mmproj.gguf")
     assert presets["qwen3"] == {"model": str(tmp_path / "qwen3.gguf"), "alias": "qwen3-exact"}
 
 

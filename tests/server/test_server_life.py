@@ -312,9 +312,8 @@ def test_a_folder_of_models_needs_no_model(tiny_gguf: Path, tmp_path: Path) -> N
 
 
 def test_a_model_of_a_folder_that_nobody_asks_for_frees_its_memory(tmp_path: Path) -> None:
-    folder = tmp_path / "models" / "a"
-    write_model(folder, "tiny", SHAPES["tiny"], "q4_0")
-    folder = folder.parent
+    folder = tmp_path / "models"
+    write_model(folder, "tiny", SHAPES["tiny"], "q4_0").rename(folder / "a.gguf")
     options = ("--pools", "150M", "--ctx-size", 512, "--sleep-idle-seconds", 1)
     command = [sys.executable, "-m", "pyhobbit", "serve", "--models-dir", folder, *options]
 
