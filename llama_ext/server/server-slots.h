@@ -97,6 +97,14 @@ struct server_door {
         } catch (const std::exception & e) {
             server.abort_all_slots(e.what());
         }
+        for (auto & slot : server.slots) { // before a task that lists the slots
+            if (!slot.is_processing()) {
+                slot.smpl.reset(); // it has a copy of the grammar
+            }
+            if (slot.task_prev && slot.task_prev->params.hobbit.is_large) {
+                slot.task_prev.reset();
+            }
+        }
     }
 
     // Begins a request in a slot, or refuses it.
@@ -285,14 +293,6 @@ struct server_door {
         if (is_kept && slot && !slot->is_processing() && slot->prompt.n_tokens() > 0) {
             slot->prompt.hobbit = usual();
             slot->t_last_used   = ggml_time_us();
-        }
-        for (auto & each : server.slots) {
-            if (!each.is_processing()) {
-                each.smpl.reset(); // it has a copy of the grammar
-            }
-            if (each.task_prev && each.task_prev->params.hobbit.is_large) {
-                each.task_prev.reset();
-            }
         }
     }
 };
