@@ -61,15 +61,13 @@ class Beam:
     """A continuation that a search found."""
 
     text: str
-    """The continuation, without thoughts."""
+    """The continuation."""
     tokens: tuple[int, ...]
-    """Numbers in the vocabulary, thoughts included."""
+    """Numbers in the vocabulary."""
     score: float
     """Sum of the log probabilities of the tokens, and of the end of the model's answer if it came."""
     finish: Finish
     """Why it ends, as Piece.finish; the end of the model's answer (stop) is no token."""
-    thinking: str = ""
-    """The model's thoughts before an answer in a conversation."""
 
 
 class Engine(CachedModel):
@@ -273,15 +271,12 @@ class Engine(CachedModel):
 
         return watch
 
-    def beam_search(
-        self, prompt: Prompt, n_beams: int, max_tokens: int | None = None, think: bool = True
-    ) -> list[Beam]:
-        """The n_beams likeliest continuations that a beam search finds, the likeliest first.
+    def beam_search(self, prompt: str, n_beams: int, max_tokens: int | None = None) -> list[Beam]:
+        """The n_beams likeliest continuations of a text that a beam search finds, the likeliest first.
 
         n_beams: at most EngineConfig.n_beams.  max_tokens: None lets the context decide, which all beams
-        share.  think: as of generate().  interrupt() ends the search with what was found so far; within the
-        prompt that is nothing. Stats count a step of all beams as one token. Raises ConfigError, and
-        HobbitError as generate() does.
+        share.  interrupt() ends the search with what was found so far; within the prompt that is nothing.
+        Stats count a step of all beams as one token. Raises ConfigError, and HobbitError as generate() does.
         """
         if not 0 < n_beams <= self._config.n_beams:
             raise ConfigError(
@@ -290,8 +285,7 @@ class Engine(CachedModel):
             )
         session, start = self._opened(), time.perf_counter()
         model, context = session.model, session.context
-        rendered = self._rendered(prompt, think)
-        pending = self._tokens_to_evaluate(self._tokens(rendered))
+        pending = self._tokens_to_evaluate(self._tokens(prompt))
         self._answer = object()
         n_steps = (context.n_ctx - len(context.tokens) - len(pending)) // n_beams + 1
         limit = n_steps if max_tokens is None else min(max_tokens, n_steps)
@@ -311,15 +305,13 @@ class Engine(CachedModel):
             cut: Finish = (
                 "interrupted" if self._interrupted else "length" if limit == max_tokens else "context"
             )
-            return [self._beam(rendered, each, "stop" if each.ended else cut) for each in found]
+            return [self._beam(each, "stop" if each.ended else cut) for each in found]
         finally:
             self._interrupted = False
 
-    def _beam(self, prompt: str | ChatPrompt, found: Hypothesis, finish: Finish) -> Beam:
-        reader = self._reader(prompt)
-        said = [*(reader.add(token, False) for token in found.tokens), reader.end(found.ended)]
-        text, thinking = ("".join(parts) for parts in zip(*said, strict=True))
-        return Beam(text, found.tokens, found.score, finish, thinking)
+    def _beam(self, found: Hypothesis, finish: Finish) -> Beam:
+        text = b"".join(map(self._opened().model.piece, found.tokens)).decode("utf-8", "replace")
+        return Beam(text, found.tokens, found.score, finish)
 
     def _check_current(self, answer: object) -> None:
         if self._answer is None:
