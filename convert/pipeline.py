@@ -97,15 +97,6 @@ def _notes(recipe: Recipe, plan: Plan, matrix: Path | None, imatrix: Imatrix) ->
     lacking = [tensor for tensor in low if tensor.source.name not in imatrix]
     if matrix is not None and lacking:
         yield f"note: {matrix} has no values for {_some(lacking)}: all their inputs count alike"
-    names = [tensor.source.name for tensor in low if tensor.source.name in imatrix]
-    alike = {name: int((imatrix[name] == 1).all(axis=1).sum()) for name in names}
-    if n_alike := sum(alike.values()):
-        first = next(name for name in names if alike[name])
-        yield (
-            f"note: {matrix} has no values above zero for {n_alike} of "
-            f"{sum(len(imatrix[name]) for name in names)} matrices of experts, such as one of {first}: all "
-            "their inputs count alike"
-        )
 
 
 def _some(tensors: Sequence[PlannedTensor]) -> str:

@@ -150,9 +150,7 @@ def test_a_matrix_of_the_other_layout_of_gate_and_up_is_used(
 
 
 @pytest.mark.parametrize("low", ["q2_k", "q3_k", "q4_0", "q2_0", "iq2_xxs", "iq2_s", "iq3_xxs", "iq1_s"])
-def test_weights_of_zero_cost_no_expert(
-    model: Path, sums: np.ndarray, low: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_of_zero_cost_no_expert(model: Path, sums: np.ndarray, low: str) -> None:
     sums[0] *= 1e-36
     sums[1, :32] = 0
     sums[2] = 0
@@ -168,7 +166,6 @@ def test_weights_of_zero_cost_no_expert(
         assert error < 1.6 * usual, expert
     start = low_values[1, :, :32] - wanted[1, :, :32]
     assert np.linalg.norm(start) < 1.6 * usual * np.linalg.norm(wanted[1, :, :32])
-    assert f"note: {path} has no values above zero for 6 of 8 matrices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
