@@ -18,8 +18,8 @@ _NO_TEXT = '""'
 _SHORT = 60  # characters of a question
 _ALIASES = {"/": "/help", "/?": "/help", "/clear": "/reset", "/bye": "/exit", "/quit": "/exit"}
 _KEYS = """\
-Enter sends. For a new line press Alt-Enter, end the line with \\, or put the
-message between \"\"\" and \"\"\". A space before a slash makes it a message.
+Enter sends. For a new line press Alt-Enter or end the line with \\. A space
+before a slash makes it a message.
 Ctrl-C stops an answer. At an empty prompt, Ctrl-C twice or Ctrl-D exits.
 Up and Ctrl-R find earlier messages, Tab completes commands."""
 

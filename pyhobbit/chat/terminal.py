@@ -26,7 +26,6 @@ from pyhobbit.settings.config import ChatConfig
 _LOCAL_FLAGS = 3  # index in the result of tcgetattr
 _QUIET_S = 0.05  # a paste has no longer pause
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?")  # other keys, and the marks of a paste
-_BLOCK = '"""'
 
 
 class Terminal:
@@ -59,7 +58,7 @@ class Terminal:
         except KeyboardInterrupt:
             return self._on_interrupt(self._session.default_buffer.text)
         self._warned = False
-        return _without_quotes(text)
+        return text
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
@@ -126,18 +125,10 @@ def _key_bindings() -> KeyBindings:
 
 def _continues(buffer: Buffer) -> bool:
     """True if a line follows; removes the backslash that says so."""
-    text = buffer.text
-    if text.endswith("\\") and buffer.document.is_cursor_at_the_end:
+    ends = buffer.text.endswith("\\") and buffer.document.is_cursor_at_the_end
+    if ends:
         buffer.delete_before_cursor()
-        return True
-    return text.lstrip().startswith(_BLOCK) and text.count(_BLOCK) == 1
-
-
-def _without_quotes(text: str) -> str:
-    block = text.strip()
-    if len(block) >= 2 * len(_BLOCK) and block.startswith(_BLOCK) and block.endswith(_BLOCK):
-        return block[len(_BLOCK) : -len(_BLOCK)].strip("\n")
-    return text
+    return ends
 
 
 class _History(FileHistory):
