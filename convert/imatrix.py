@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Importance matrices as llama-imatrix writes them: GGUF, and the older binary format."""
+"""Importance matrices as llama-imatrix writes them."""
 
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,13 +23,15 @@ def read_imatrix(path: Path, tensors: Sequence[TensorInfo]) -> dict[str, np.ndar
     """The importance of inputs of those `tensors` that the file knows. Raises HobbitError."""
     try:
         with path.open("rb") as file:
-            is_gguf = file.read(4) == b"GGUF"
-        entries = _read_gguf_entries(read_gguf(path)) if is_gguf else _read_legacy_entries(path.read_bytes())
+            if file.read(4) != b"GGUF":
+                raise ValueError("another format")
+        entries = _read_gguf_entries(read_gguf(path))
     except OSError as error:
         raise HobbitError(f"cannot read the importance matrix {path}: {error.strerror}") from error
-    except (struct.error, UnicodeDecodeError, MemoryError, ValueError) as error:
+    except ValueError as error:
         raise HobbitError(
-            f"{path} is no readable importance matrix: make one with pyhobbit llama imatrix"
+            f"{path} is no readable importance matrix: make one with pyhobbit llama imatrix, which also "
+            "makes one of an older file by --in-file OLD.dat -o NEW.gguf"
         ) from error
     shapes = {tensor.name: (tensor.ne[2] if len(tensor.ne) > 2 else 1, tensor.ne[0]) for tensor in tensors}
     known: dict[str, np.ndarray] = {}
@@ -88,22 +89,3 @@ def _values(tensor: TensorInfo) -> np.ndarray:
     if tensor.type.name != "f32":
         raise ValueError("not f32")
     return np.fromfile(tensor.path, np.float32, tensor.nbytes // 4, offset=tensor.offset)
-
-
-def _read_legacy_entries(data: bytes) -> dict[str, np.ndarray]:
-    """i32 count, then per entry: i32 length, name, i32 calls, i32 length, f32 sums scaled by the calls."""
-    (n_entries,), position = struct.unpack_from("<i", data), 4
-    if n_entries < 1:
-        raise ValueError("no entries")
-    entries = {}
-    for _ in range(n_entries):
-        (length,) = struct.unpack_from("<i", data, position)
-        name = struct.unpack_from(f"{length}s", data, position + 4)[0].decode()
-        position += 4 + length
-        n_calls, n_values = struct.unpack_from("<ii", data, position)
-        if n_values < 1:
-            raise ValueError("an entry without values")
-        values = np.frombuffer(data, np.float32, n_values, position + 8)
-        entries[name] = values / max(n_calls, 1)
-        position += 8 + 4 * n_values
-    return entries

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -43,28 +42,12 @@ def sums() -> np.ndarray:
     return np.random.default_rng(1).exponential(size=(N_EXPERT, N_EMBD)) ** 2
 
 
-def write_legacy(path: Path, entries: dict[str, np.ndarray], calls: int) -> Path:
-    data = struct.pack("<i", len(entries))
-    for name, values in entries.items():
-        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, values.size)
-        data += values.astype(np.float32).tobytes()
-    path.write_bytes(data + struct.pack("<ii", 5, 4) + b"text")
-    return path
-
-
 def test_sums_are_divided_by_counts_and_unused_experts_are_neutral(model: Path, sums: np.ndarray) -> None:
     path = write_imatrix(model.with_name("imatrix.gguf"), {NAME: sums}, COUNTS)
     imatrix = read_imatrix(path, read_model(model).tensors)
     assert list(imatrix) == [NAME]
     np.testing.assert_allclose(imatrix[NAME][3], sums[3] / 10, rtol=1e-6)
     np.testing.assert_array_equal(imatrix[NAME][2], np.ones(N_EMBD))
-
-
-def test_legacy_sums_are_divided_by_calls(model: Path, sums: np.ndarray) -> None:
-    path = write_legacy(model.with_name("imatrix.dat"), {NAME: sums, "other": sums}, calls=4)
-    imatrix = read_imatrix(path, read_model(model).tensors)
-    assert list(imatrix) == [NAME]
-    np.testing.assert_allclose(imatrix[NAME], sums / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("low", ["q4_k", "iq2_xxs"])
@@ -155,7 +138,8 @@ def test_weights_of_zero_cost_no_expert(model: Path, sums: np.ndarray, low: str)
     sums[1, :32] = 0
     sums[2] = 0
     sums[3] = 1e-38
-    path = write_legacy(model.with_name("i.dat"), {NAME: sums, NAME.replace("0", "1"): np.ones_like(sums)}, 1)
+    both = {NAME: sums, NAME.replace("0", "1"): np.ones_like(sums)}
+    path = write_imatrix(model.with_name("i.gguf"), both, [1.0] * N_EXPERT)
     found = read_gguf(convert(Options(model, low=low, imatrix=path))).tensors
     output = {each.name: read_floats(each) for each in found}
     low_values, wanted = output["blk.0.ffn_up_exps.low.0.weight"], tensor_values(model)[NAME]

@@ -128,10 +128,6 @@ def readers(folder: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     imatrix = convert_fixtures.write_imatrix(
         folder / "i.gguf", {name: sums}, [1.0] * convert_fixtures.N_EXPERT
     )
-    legacy = folder / "i.dat"
-    legacy.write_bytes(
-        struct.pack("<ii", 1, len(name)) + name.encode() + struct.pack("<ii", 1, sums.size) + sums.tobytes()
-    )
     trace = traces.write_trace(folder / "t.csv", traces.letters("abcABCabAB"), 1, 4, 1)
     chat = folder / "chat.json"
     turns = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
@@ -150,7 +146,6 @@ def readers(folder: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
         "GGUF": (small, read_model_file),
         "tiers": (models.tiny_tiers("q8_0", "q4_0"), read_model_file),
         "imatrix": (imatrix, lambda path: read_imatrix(path, tensors)),
-        "imatrix.dat": (legacy, lambda path: read_imatrix(path, tensors)),
         "trace": (trace, read_trace),
         "conversation": (chat, read_chat),
         "options": (options, of_options),
