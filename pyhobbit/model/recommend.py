@@ -116,13 +116,11 @@ def weights_of(files: Sequence[GgufFile], size: float) -> Weights:
     if any(tensor.name == "output.weight" for tensor in tensors):
         tables.add("token_embd.weight")
     experts = used_experts = table = 0.0
-    n_all = next((keys[key].value() for key in keys if key.endswith(".expert_count")), 1)
-    in_groups = not any(routed_part(tensor.name) for tensor in tensors)
     for tensor in tensors:
-        if part := (tiered_part if in_groups else routed_part)(tensor.name):
+        if part := routed_part(tensor.name):
             experts += tensor.nbytes
             n_used = used[min(part.layer, len(used) - 1)] if isinstance(used, list) else used
-            used_experts += tensor.nbytes * n_used / (n_all if in_groups else tensor.ne[-1])
+            used_experts += tensor.nbytes * n_used / tensor.ne[-1]
         elif tensor.name in tables or tiered_part(tensor.name):
             table += tensor.nbytes
     total = sum(tensor.nbytes for tensor in tensors)
