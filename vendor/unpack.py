@@ -13,11 +13,12 @@ import argparse
 import filecmp
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 VENDOR = Path(__file__).resolve().parent
 LOCK = VENDOR / "llama.cpp.lock"
@@ -30,8 +31,7 @@ class UnpackError(Exception):
     """A failure that the user can act on; the message is one sentence."""
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(NamedTuple):
     """The pinned source distribution, and the folder in it that holds llama.cpp."""
 
     package: str
@@ -42,13 +42,10 @@ class Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """Parse `key = value` lines. Raises UnpackError when a key is missing or unknown."""
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    pairs = [line.split("=", 1) for line in lines if line and not line.startswith("#")]
-    values = {pair[0].strip(): pair[-1].strip() for pair in pairs}
-    expected = {field.name for field in fields(Lock)}
-    if set(values) != expected or not all(values.values()):
-        raise UnpackError(f"{path.name} must set exactly {', '.join(sorted(expected))}")
+    """Parse `key = value` lines. Raises UnpackError when they are others than those of a lock."""
+    values = dict(re.findall(r"^(\w+) *= *(\S+)$", path.read_text(), re.MULTILINE))
+    if values.keys() != {*Lock._fields}:
+        raise UnpackError(f"{path.name} must set exactly {', '.join(sorted(Lock._fields))}")
     return Lock(**values)
 
 
