@@ -79,7 +79,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock ik vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety format deps clean server-suite models soak reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock ik vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety deps clean server-suite models soak reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -225,11 +225,6 @@ thread-safety: .venv/.tools $(if $(wildcard vendor/llama.cpp),,$(DEVELOPED))
 	@headers=$$(cd ggml_ext/src && grep -rl thread-annotations.h --include='*.h' . | sed 's|^./||' | paste -sd'|'); \
 	grep -rlE "include \"(base/thread-annotations.h|$$headers)\"" --include='*.cpp' ggml_ext/src | \
 	    xargs --max-procs=$(JOBS) --max-args=1 $(THREAD_SAFETY)
-
-format: .venv/.tools
-	ruff check --fix
-	ruff format
-	clang-format -i $(CXX_SOURCES)
 
 CTEST_OPTIONS := --parallel $(JOBS) --output-on-failure --no-tests=error
 
