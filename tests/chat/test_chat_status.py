@@ -7,7 +7,7 @@ from typing import Any
 from fake_engine import MODEL
 
 from pyhobbit import CacheStats, Stats
-from pyhobbit.chat.status import answer_figures, model_figures
+from pyhobbit.chat.session import answer_figures, model_figures
 
 
 def _figures(finish: Any = "stop", info: dict[str, Any] | None = None, **cache: int) -> str:

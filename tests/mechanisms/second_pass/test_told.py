@@ -2,7 +2,7 @@
 """Second passes among the figures of an answer."""
 
 from pyhobbit import CacheStats, Stats
-from pyhobbit.chat.status import answer_figures
+from pyhobbit.chat.session import answer_figures
 from pyhobbit.engine.stats import ModelInfo
 
 MODEL = ModelInfo(model="m.gguf", description="llama", n_ctx=512, n_threads=2, cached=True, has_experts=True)
