@@ -46,8 +46,7 @@ def add_arguments(parser: Parser) -> None:
     add("--depth", type=int, default=0, metavar="N", help=depth)
     add("--json", action="store_true", help="print one JSON document")
     warm_up = f"tokens to decode before, which fill the cache (default: {_WARM_UP})"
-    reps = "repetitions, of which medians are shown (default: 1)"
-    keys = {"warm_up": Key("count", warm_up, default=_WARM_UP), "reps": Key("count", reps, default=1)}
+    keys = {"warm_up": Key("count", warm_up, default=_WARM_UP)}
     add_engine_arguments(parser, [name for name in OPTIONS if name != "trace"], keys)
 
 
@@ -57,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
         ("-n", 1, [args.tokens]),
         ("warm_up", 0, [args.warm_up]),
         ("--depth", 0, [args.depth]),
-        ("reps", 1, [args.reps]),
     ):
         if min(values) < least:
             raise ConfigError(f"{option} is {min(values)}; it must be at least {least}")
@@ -71,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
     with Engine(model, engine_config(args)) as engine:
         info = engine.info()
-        prompts, decoded = [], []
         texts = _texts()
         before = _cut(engine, next(texts), args.depth) if args.depth else ""
         depth = engine.n_prompt_tokens(before) if before else 0
@@ -79,10 +76,8 @@ def run(args: argparse.Namespace) -> int:
             _read_prompt(engine, before)  # the context keeps it
         most = info.n_ctx - depth
         lengths = [n for n in sorted(args.prompts) if args.prompts is not _PROMPTS or n <= most]
-        for _ in range(args.reps):
-            prompts.append([_read_prompt(engine, before + _cut(engine, next(texts), n)) for n in lengths])
-            steps, shares = _decode(engine, before, args.warm_up, args.tokens)
-            decoded.append(decoding(steps, info.cached) | shares)
+        prompts = [_read_prompt(engine, before + _cut(engine, next(texts), n)) for n in lengths]
+        steps, shares = _decode(engine, before, args.warm_up, args.tokens)
         document = {
             "model": str(model),
             "description": info.description,
@@ -92,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
             "pool_bytes": info.pool_bytes_high + info.pool_bytes_low,
             "has_experts": info.has_experts,
             "load_s": engine.stats().load_s,
-            "prompts": [_medians(each) for each in zip(*prompts, strict=True)],
-            "decoding": _medians(decoded),
+            "prompts": prompts,
+            "decoding": decoding(steps, info.cached) | shares,
             "peak_rss_bytes": engine.stats().peak_rss_bytes,
         }
     if args.timeline is not None:
@@ -179,11 +174,6 @@ def decoding(steps: "Sequence[Stats]", cached: bool) -> Figures:
         "bytes_read_per_token": total["bytes_read"] / n,
         **{name: getattr(shares, name) for name in _SHARES},
     }
-
-
-def _medians(rows: Sequence[dict[str, Any]]) -> Figures:
-    """Figure by figure."""
-    return {name: None if rows[0][name] is None else median(row[name] for row in rows) for name in rows[0]}
 
 
 # --- showing

@@ -19,9 +19,7 @@ OPTIONS = ("--prompts", 8, 40, "-n", 12, "--set", "warm_up=4", "--ctx", 256, "--
 
 
 def test_the_figures_of_a_model_are_consistent(tiny_gguf: Path, run_pyhobbit: RunPyhobbit) -> None:
-    done = run_pyhobbit(
-        "bench", tiny_gguf, *OPTIONS, "--pools", "6M", "--set", "t1=1", "--set", "reps=2", "--json"
-    )
+    done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--pools", "6M", "--set", "t1=1", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     found = document["decoding"]
@@ -41,7 +39,7 @@ def test_figures_at_a_depth_leave_out_the_tokens_before(tiny_gguf: Path, run_pyh
     done = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--depth", 100, "--pools", "200M", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["depth"] == pytest.approx(100, rel=0.1)
+    assert document["depth"] == pytest.approx(100, rel=0.3)
     assert [prompt["n_tokens"] for prompt in document["prompts"]] == pytest.approx([8, 40], rel=0.3)
     assert document["decoding"]["n_tokens"] == 12
     shown = run_pyhobbit("bench", tiny_gguf, *OPTIONS, "--depth", 100, "--pools", "200M")
@@ -128,7 +126,7 @@ def test_decoding_follows_from_the_counters() -> None:
         (["--prompts", "0"], "--prompts is 0; it must be at least 1"),
         (["-n", "0"], "-n is 0; it must be at least 1"),
         (["--depth", "-1"], "--depth is -1; it must be at least 0"),
-        (["--set", "reps=0"], "reps is 0; it must be at least 1"),
+        (["--set", "warm_up=-1"], "warm_up is -1; it must be at least 0"),
     ],
 )
 def test_a_wrong_number_is_one_sentence(
