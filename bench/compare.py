@@ -5,13 +5,11 @@
     python -m bench.compare --model MODEL.gguf --arms stock ours --limits 0.25
     python -m bench.compare --device CUDA0 --stock build/stock-cuda/bin --shape mixtral-8x7b --layers 8
     python -m bench.compare --prices 4090-ddr5 --shape qwen3-30b-a3b --limits 0.25
-    python -m bench.compare --model MODEL.gguf --clients 1 2 4 8 --limits 0.25 0.5 1
 
 Arms take turns, each in a process of its own. A limit bounds its memory, with an empty page cache; with
---device it is the device's memory for experts, and with --prices that of a machine that is modelled. With
---clients servers answer as many at once. The arm stock-128k sets the readahead of the disk for all programs
-while it runs. docs/measurements.md explains the columns, docs/modelled.md those of a modelled machine. NAME@N
-is an arm with N tokens of a prompt per pass.
+--device it is the device's memory for experts, and with --prices that of a machine that is modelled. The arm
+stock-128k sets the readahead of the disk for all programs while it runs. docs/measurements.md explains the
+columns, docs/modelled.md those of a modelled machine. NAME@N is an arm with N tokens of a prompt per pass.
 """
 
 import argparse
@@ -24,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import files, runner
-from bench.harness.arms import BY_NAME, DEVICE_ARMS, SERVER_ARMS, choose_arms
+from bench.harness.arms import BY_NAME, DEVICE_ARMS, choose_arms
 from bench.harness.devices import Device, Modelled
 from bench.harness.runner import BenchConfig, Host
-from bench.harness.served import Served
 from bench.harness.system import ROOT, option_parser
 from bench.harness.table import Results, table
 from pyhobbit.cli.main import with_options
@@ -36,12 +33,10 @@ from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
 from pyhobbit.model.tiers import read_tiers
 
-_NOT_SERVED = ("low", "rpc", "depth", "flash-attn", "warm-up", "seconds", "threads")
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options of a comparison."""
-    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS, "arms with --clients": SERVER_ARMS}
+    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS}
     parser.epilog = "\n\n".join(
         "\n".join([f"{title}:", *(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())])
         for title, arms in lists.items()
@@ -53,7 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--device", metavar="NAME", help="run on this device, as ggml names it, like CUDA0")
     prices = "run on a modelled machine: a name of tests/modelled_device/prices, or a path"
     place.add_argument("--prices", metavar="NAME", help=prices)
-    place.add_argument("--clients", type=int, nargs="+", metavar="N", help="run servers, with N clients each")
     add = parser.add_argument
     add("--layers", type=int, help="layers of the shape (default: as in the real model)")
     add("--type", default="q4_0", help="weights: q4_0, or Q4_K_M as llama-quantize (default: %(default)s)")
@@ -70,15 +64,6 @@ def target_of(args: argparse.Namespace) -> Host:
     """The place where the arms run. Raises HobbitError."""
     if args.prices is not None:
         return Modelled.of(args.prices)
-    if args.clients is not None:
-        by_option = {option["name"]: name for name, option in BenchConfig.options().items()}
-        given = [each for each in _NOT_SERVED if getattr(args, by_option.get(each, each)) is not None]
-        if given or len(args.prompts or "1") > 1:
-            what = (given or ["second prompt"])[0]
-            raise ConfigError(f"servers take no {what}; leave it out, or --clients")
-        if min(args.clients) < 1:
-            raise ConfigError("--clients takes positive numbers")
-        return Served(args.clients)
     if args.device is None:
         return Host()
     target = Device(args.device, args.rpc)

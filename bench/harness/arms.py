@@ -72,13 +72,6 @@ BY_NAME = _by_name(
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),
 )
 
-SERVER_ARMS = _by_name(
-    Arm("stock", "llama-server, all in memory, repacked", fits=True, repack=True),
-    Arm("stock-mapped", "llama-server, mapped under a limit", mmap=True),
-    ours("ours", "pyhobbit serve, everything in high precision"),
-)
-"""Arms are servers with --clients."""
-
 # --- on a device
 
 DEMAND = "demand"

@@ -5,7 +5,7 @@ It has all other weights and the KV cache, and host memory has all experts.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil
@@ -106,14 +106,14 @@ class Device(Host):
             bound[self.bound] = budget(config.model, turn.limit)
         return replace(job, settings=runner.settings(config, turn.arm, bound))
 
-    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, folder: Path) -> Iterator[Record]:
+    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, folder: Path) -> Record:
         if turn.arm.profiled:
             config = runner.with_uses(
                 config, turn.arm, folder / "profiled", lambda: self._uses(config, folder)
             )
         elif turn.arm.build == "ours" and self.fills:
             config = runner.with_uses(config, turn.arm, folder / "all")
-        yield self._start(self.job(config, turn))
+        return self._start(self.job(config, turn))
 
     def _start(self, job: Job) -> Record:
         return runner.start(job)

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -149,7 +148,7 @@ class Host:
     """The place where arms run: this machine's memory, with each limit that of a memory cgroup."""
 
     arms: ClassVar[Mapping[str, Arm]] = BY_NAME
-    usual: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    usual: ClassVar[Mapping[str, Any]] = {}
     """Fields of a BenchConfig that have other defaults here."""
 
     def head(self, config: BenchConfig) -> Record:
@@ -163,7 +162,7 @@ class Host:
     def limit_bytes(self, config: BenchConfig, share: float) -> int:
         return int(config.model_bytes * share)
 
-    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Iterator[Record]:
+    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Record:
         """The turn's figures, with the speed of the disk right before and after, which drifts.
 
         Raises HobbitError.
@@ -183,7 +182,7 @@ class Host:
             peak = cgroup.peak() if cgroup else None
         after = system.disk_bandwidth(config.model)
         speed = None if before is None or after is None else (before + after) / 2
-        yield {**found, "peak_bytes": peak, "disk_bytes_per_second": speed}
+        return {**found, "peak_bytes": peak, "disk_bytes_per_second": speed}
 
 
 def run(config: BenchConfig, target: Host) -> Iterator[Record]:
@@ -194,8 +193,7 @@ def run(config: BenchConfig, target: Host) -> Iterator[Record]:
             limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
             place = {"arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
             try:
-                for found in target.measure(config, turn, limit, Path(folder)):
-                    yield place | found
+                yield place | target.measure(config, turn, limit, Path(folder))
             except ArmError as e:
                 yield place | {"error": str(e)}
 

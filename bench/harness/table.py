@@ -9,15 +9,12 @@ from bench.harness.arms import DEMAND, kind
 
 Record = Mapping[str, Any]
 Figure = Callable[[Record], float | None]
-Key = tuple[float | None, str, int | None]
-"""Limit, None where there is none, arm, and clients of a server."""
+Key = tuple[float | None, str]
+"""Limit, None where there is none, and arm."""
 
-_BESIDE = ("stock", "stock-128k", "stock-repacked", "stock-mapped")  # stock means the better of them
+_BESIDE = ("stock", "stock-128k", "stock-repacked")  # stock means the better of them
 # figures of a record, with their format and factor
 OWN = {
-    "last first, s": ("first_last_s", ".2f", 1),
-    "between, ms": ("gap_s", ".0f", 1e3),
-    "between 95 %": ("gap_95_s", ".0f", 1e3),
     "hits": ("hit_rate", ".1%", 1),
     "by the CPU": ("cpu_share", ".0%", 1),
     "MB/token": ("disk_bytes_per_token", ".1f", 1e-6),
@@ -78,21 +75,21 @@ _SPEED = _get("tokens_per_second")
 
 
 class Results:
-    """The repetitions of a run by limit, arm and clients. order: of these in the run."""
+    """The repetitions of a run by limit and arm. order: of these in the run."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.run = records[0]
         self.has_device = "source" in self.run
         self._all: dict[Key, list[Record]] = {}
         for record in records[1:]:
-            self._all.setdefault((record["limit"], record["arm"], record.get("clients")), []).append(record)
+            self._all.setdefault((record["limit"], record["arm"]), []).append(record)
         self.order = list(self._all)
         self._good = {key: [r for r in group if "error" not in r] for key, group in self._all.items()}
 
     def errors(self) -> list[str]:
         """Errors, without repetitions."""
         failed = (r for group in self._all.values() for r in group if "error" in r)
-        at = {key[0]: "" if key[0] is None else f" at {key[0]:.0%}" for key in self._all}
+        at = {limit: "" if limit is None else f" at {limit:.0%}" for limit, _ in self._all}
         return list(dict.fromkeys(f"{r['arm']}{at[r['limit']]}: {r['error']}" for r in failed))
 
     def median(self, key: Key, figure: Figure) -> float | None:
@@ -103,7 +100,7 @@ class Results:
     def _to_stock(self, key: Key, better: Callable[..., float], figure: Figure) -> float | None:
         """The arm's figure by that of stock under the same limit."""
         names = ("stock",) if key[0] is None and not self.has_device else _BESIDE
-        keys = [each for each in self._all if each[::2] == key[::2] and kind(each[1]) in names]
+        keys = [(limit, arm) for limit, arm in self._all if limit == key[0] and kind(arm) in names]
         values = [value for each in keys if (value := self.median(each, figure)) is not None]
         own = self.median(key, figure)
         return own / better(values) if own is not None and values else None
@@ -116,7 +113,7 @@ class Results:
         first token: seconds, GB read meanwhile, and the time by stock's under the same limit, below 1 where
         this is sooner.
         """
-        limit, arm, clients = key
+        limit, arm = key
         speeds = [r["tokens_per_second"] for r in self._good[key]]
         n_failed = len(self._all[key]) - len(speeds)
         speed = self.median(key, _SPEED)
@@ -124,12 +121,11 @@ class Results:
             "source": self.run.get("source", "-"),
             "device memory" if self.has_device else "memory": "all" if limit is None else f"{limit:.0%}",
             "arm": arm + (f" ({n_failed} failed)" if n_failed else ""),
-            "clients": number(clients, "d", 1),
             "token/s": number(speed, ".2f"),
             "least - most": f"{min(speeds):.2f} - {max(speeds):.2f}" if speeds else "-",
-            "kept": self._ratio(speed, (None, "stock", clients), ".0%"),
+            "kept": self._ratio(speed, (None, "stock"), ".0%"),
             "to stock": number(self._to_stock(key, max, _SPEED), ".2f"),
-            "to demand": self._ratio(speed, (None, DEMAND, clients), ".2f"),
+            "to demand": self._ratio(speed, (None, DEMAND), ".2f"),
             **{f"first token, {n}": self._first_token(key, str(n)) for n in self.run["options"]["prompts"]},
         }
         for name, figure, how, scale in self._columns():

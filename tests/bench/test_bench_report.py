@@ -43,13 +43,13 @@ def test_the_report_is_medians_and_ratios() -> None:
         },
     ]
     results = table.Results(records)
-    assert results.cells((0.25, "ours", None)) == {
+    assert results.cells((0.25, "ours")) == {
         "memory": "25%", "arm": "ours (1 failed)", "token/s": "8.00", "least - most": "5.00 - 9.00",
         "kept": "40%", "to stock": "2.00",  # stock has 20, and 4
         "first token, 16": "1.25 s, 2.00 GB (0.50)", "hits": "50.0%",
         "MB/token": "100.0", "stall": "10%", "disk GB/s": "1.00", "peak MB": "0",
     }  # fmt: skip
-    assert results.cells((None, "ours-resident", None))["first token, 16"] == "0.62 s, 2.00 GB (1.25)"
+    assert results.cells((None, "ours-resident"))["first token, 16"] == "0.62 s, 2.00 GB (1.25)"
     assert results.errors() == ["ours at 25%: gone"]
     text = table.table(results)
     assert "| 25%    | ours (1 failed) | 8.00    | 5.00 - 9.00" in text
