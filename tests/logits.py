@@ -315,16 +315,15 @@ def _add_devices(lib_dir: Path, endpoints: str) -> None:
 
 
 def _add_modelled(lib_dir: Path, text: str) -> ctypes.CDLL:
-    """The library of the devices: "PATH name=value ...", see modelled_configure. Raises RunError."""
+    """The preloaded library of the devices: "PATH name=value ...", see modelled_configure."""
     path, _, settings = text.partition(" ")
+    for name in ("ggml-base", "ggml"):  # where the library finds their functions
+        ggml = ctypes.CDLL(str(lib_dir / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL)
     device = ctypes.CDLL(path)
-    device.modelled_configure.restype = device.modelled_report.restype = ctypes.c_char_p
-    if error := device.modelled_configure(settings.encode()):
-        raise RunError(error.decode())
-    ggml = ctypes.CDLL(str(lib_dir / "libggml.so"))
-    ggml.ggml_backend_load.restype = ctypes.c_void_p
-    if not ggml.ggml_backend_load(os.fsencode(path)):
-        raise RunError(f"{path} is no backend of this ggml")
+    device.modelled_report.restype = ctypes.c_char_p
+    device.ggml_backend_init.restype = ctypes.c_void_p
+    device.modelled_configure(settings.encode())
+    ggml.ggml_backend_register(ctypes.c_void_p(device.ggml_backend_init()))
     return device
 
 

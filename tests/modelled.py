@@ -11,8 +11,7 @@ from exactness import SHORT_PLANS, assert_same_bits
 from logits import ROOT, Override, Result
 
 BUILD = ROOT / "build/release/bin"
-DEVICE = BUILD / "libggml-modelled.so"
-LOCKS = BUILD / "libmodelled-locks.so"
+DEVICE = BUILD / "libmodelled-order.so"
 
 KINDS = {
     "CUDA": "name=CUDA",
@@ -33,7 +32,7 @@ def run(
     fault: str = "",
 ) -> Result:
     """SHORT_PLANS beside devices with these settings. Raises RunError, whose text has what they found."""
-    environment = {"LD_PRELOAD": str(LOCKS), "MODELLED_FAULT": fault}
+    environment = {"LD_PRELOAD": str(DEVICE), "MODELLED_FAULT": fault}
     return logits.run(
         lib_dir or models.lib_dir(),
         model,
@@ -66,6 +65,6 @@ def on(n_devices: int, settings: str, size: float = 1) -> dict[str, Override]:
 def assert_clean(result: Result, reference: Result) -> None:
     """The reference's values, and no access out of order."""
     assert result.report["errors"] == []
-    assert min(result.report[what] for what in ("copies", "graphs", "accesses", "waits")) > 0
+    assert min(result.report[what] for what in ("accesses", "waits")) > 0
     for name, wanted in reference.logits.items():
         assert_same_bits(result.logits[name], wanted)

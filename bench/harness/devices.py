@@ -151,9 +151,8 @@ class Modelled(Device):
         if not LIBRARY.exists():
             raise HobbitError(f"there is no {LIBRARY}; run 'make build' in {ROOT}")
         prices = read_prices(machine)
-        settings = dict(word.split("=", 1) for word in prices["device"].split())
-        bound = "hobbit.pools" if "one_memory" in settings else Device.bound
-        return Modelled(f"{settings['name']}0", None, bound, Path(machine).stem, prices)
+        bound = "hobbit.pools" if prices["one_memory"] else Device.bound
+        return Modelled(f"{prices['name']}0", None, bound, Path(machine).stem, prices)
 
     def _own_head(self, config: BenchConfig) -> Record:
         return {"source": "modelled", "prices": self.machine, "routing": "seeded"}
@@ -176,7 +175,7 @@ class Modelled(Device):
         environment = {
             "PYTHONPATH": str(ROOT),
             "LD_PRELOAD": str(LIBRARY),
-            "MODELLED_PRICES": json.dumps(self.prices),
+            "MODELLED": " ".join(f"{name}={value}" for name, value in self.prices.items()),
         }
         return runner.start(job, program=(str(SOURCES / "decode.py"),), environment=environment)
 

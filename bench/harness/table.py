@@ -34,7 +34,6 @@ _ON_A_DEVICE = {
 # of a modelled machine
 _GROUPS = {
     "per_layer": ("{}/layer", ".1f"),
-    "per_layer_us": ("{}, us", ".0f"),
     "idle_us": ("{} idle, us", ".0f"),
 }
 

@@ -100,20 +100,23 @@ def test_without_memory_to_share_experts_are_copied_and_a_line_says_so(
 
 
 _CHAT = """
-import ctypes, os, sys
+import ctypes, sys
 from pyhobbit.cli.main import main
 from pyhobbit.native import ffi
 from pyhobbit.native.paths import LIB_DIR
+for name in ("ggml-base", "ggml"):
+    ggml = ctypes.CDLL(str(LIB_DIR / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL)
 device = ctypes.CDLL(sys.argv[1])
+device.ggml_backend_init.restype = ctypes.c_void_p
 device.modelled_configure(sys.argv[2].encode())
-assert ctypes.CDLL(str(LIB_DIR / "libggml.so")).ggml_backend_load(os.fsencode(sys.argv[1]))
+ggml.ggml_backend_register(ctypes.c_void_p(device.ggml_backend_init()))
 sys.exit(main(sys.argv[3:]))
 """
 
 
 def _program(*words: object) -> limits.Outcome:
     """The program beside a device with one memory of 8 GB."""
-    environment = ["env", f"LD_PRELOAD={modelled.LOCKS}", sys.executable, "-P", "-c", _CHAT]
+    environment = ["env", f"LD_PRELOAD={modelled.DEVICE}", sys.executable, "-P", "-c", _CHAT]
     return limits.run([*environment, modelled.DEVICE, "name=CUDA one_memory=1 memory=8000000000", *words])
 
 

@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from bench.harness import trace
 from bench.harness.worker import Job, Libraries, Session, counted, serve
-from pyhobbit.errors import HobbitError
 
 COUNTS = ("launches", "replays", "waits", "copies", "reads")
 """Counts per layer. waits: of the host for the device, or what it has ended.  reads: copies to the host."""
-TIMES = ("host", "calls")
-"""us per layer: code of the thread that decodes, and driver calls."""
 BUSY = ("device", "link", "cpu")
 
 
@@ -29,16 +26,14 @@ class Device:
     """The preloaded library: tests/modelled_device/time-face.cpp."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: of the process's llama.cpp, which is loaded already. Raises HobbitError."""
-        self.settings: str = json.loads(os.environ["MODELLED_PRICES"])["device"]
+        """folder: of the process's llama.cpp, which is loaded already."""
         for name in ("ggml-base", "ggml-cpu", "ggml"):  # where the library finds their functions
             ggml = ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL)
         self._library = library = ctypes.CDLL(os.environ["LD_PRELOAD"])
-        library.modelled_configure.restype = library.modelled_report.restype = ctypes.c_char_p
+        library.modelled_report.restype = ctypes.c_char_p
         library.ggml_backend_init.restype = ctypes.c_void_p
+        library.modelled_configure(f"compute=0 {os.environ['MODELLED']}".encode())
         library.modelled_begin()
-        if error := library.modelled_configure(f"compute=0 {self.settings}".encode()):
-            raise HobbitError(f"the price file's device: {error.decode()}")
         ggml.ggml_backend_register(ctypes.c_void_p(library.ggml_backend_init()))
 
     def route(self, experts: NDArray[np.int32], weights: NDArray[np.float32], n_experts: int) -> None:
@@ -90,7 +85,6 @@ def measure(job: Job) -> dict[str, Any]:
         "token_ms": found["now"] / job.n_tokens / 1e6,
         "layer_beside_us": (found["now"] - found["any"]) / n_layers / 1e3,
         "per_layer": {name: found[name] / n_layers for name in COUNTS},
-        "per_layer_us": {name: found[name] / n_layers / 1e3 for name in TIMES},
         "idle_us": {name: (found["now"] - found[name]) / n_layers / 1e3 for name in BUSY},
     }
 

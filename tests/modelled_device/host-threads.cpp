@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "host-threads.h"
 
+#include "modelled-device.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -18,18 +20,14 @@
 
 namespace modelled {
 
-static prices read_prices() {
-    const char * given = std::getenv("MODELLED_PRICES");
-    prices       p;
-    for (const auto & [name, field] : prices::fields) {
-        const char * at = std::strstr(given ? given : "", ('"' + std::string(name) + '"').c_str());
-        p.*field        = at ? std::strtod(std::strchr(at, ':') + 1, nullptr) : p.*field;
-    }
-    return p;
-}
-
 virtual_clock & host_threads::clock() {
-    static auto & one = *new virtual_clock(read_prices()); // threads may outlive main()
+    static auto & one = *new virtual_clock([] { // threads may outlive main()
+        prices p;
+        for (const auto & [name, field] : prices::fields) {
+            configure(name, p.*field);
+        }
+        return p;
+    }());
     return one;
 }
 
@@ -51,7 +49,6 @@ constexpr const char * OWN = "GLIBC_2.3.2"; // the version of conditions that pr
 struct host_thread {
     enum { running, ready, blocked, ended } state = ready;
     ns_t         now                              = 0;
-    int          depth                            = 0; // nested scopes
     bool         is_main                          = false;
     const void * waits_for                        = nullptr; // a mutex, a condition or a thread
     ns_t         deadline                         = -1;      // -1: it waits for ever
@@ -143,26 +140,13 @@ static void wake(const void * waited_for, bool all, double after_us) {
 //
 
 void host_threads::begin() {
-    clock(); // reads its file as ever
     host_thread & main = threads().emplace_back();
     main.state         = host_thread::running;
     main.is_main       = true;
     self               = &main;
 }
 
-host_threads::scope::scope() {
-    if (self) {
-        self->depth++;
-    }
-}
-
-host_threads::scope::~scope() {
-    if (self) {
-        self->depth--;
-    }
-}
-
-ns_t & host_threads::scope::now() {
+ns_t & host_threads::now() {
     static thread_local ns_t none = 0; // for a thread that takes no part
     return self ? self->now : none;
 }
@@ -223,17 +207,17 @@ static const std::string & meminfo() {
 extern "C" {
 int pthread_mutex_lock(pthread_mutex_t * m) {
     static auto * real_lock = real<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
-    if (!self || self->depth > 0) {
+    if (!self) {
         return real_lock(m);
     }
     yield();
-    host_threads::clock().lock(self->now, self->is_main);
+    host_threads::clock().lock(self->now);
     return lock(m);
 }
 
 int pthread_mutex_unlock(pthread_mutex_t * m) {
     static auto * unlock = real<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
-    if (self && self->depth == 0) {
+    if (self) {
         wake(m, true, 0);
     }
     return unlock(m);

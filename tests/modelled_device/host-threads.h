@@ -14,19 +14,10 @@ namespace host_threads {
 
 void begin();
 
-// Within one, locks of the calling thread cost nothing.
-class scope {
-  public:
-    scope();
-    ~scope();
-    scope(const scope &)             = delete;
-    scope & operator=(const scope &) = delete;
+// The time that the calling thread has reached.
+ns_t & now();
 
-    // The time that the calling thread has reached.
-    ns_t & now();
-};
-
-// The process's clock; MODELLED_PRICES has the prices as JSON.
+// The process's clock, by the prices of modelled_configure.
 virtual_clock & clock();
 
 } // namespace host_threads

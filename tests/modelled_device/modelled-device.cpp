@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "device-parts.h"
+#include "modelled-device.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <sstream>
 #include <sys/mman.h>
 #include <thread>
 #include <vector>
@@ -15,6 +11,11 @@ namespace modelled {
 
 settings &        config = *new settings;
 device_observer * face   = nullptr;
+
+std::map<std::string, std::string> & configured() {
+    static auto & values = *new std::map<std::string, std::string>;
+    return values;
+}
 
 static auto & pinned = *new std::map<const char *, size_t>; // page-locked memory
 
@@ -236,41 +237,23 @@ static void add_device(ggml_backend_reg_t reg) {
     devices.push_back(device);
 }
 
-static std::string configure(const std::string & text) {
-    std::istringstream words(text);
-    for (std::string word; words >> word;) {
-        const size_t      at    = word.find('=');
-        const std::string name  = word.substr(0, at);
-        const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
-        const long        n     = std::atol(value.c_str());
-
-        const std::map<std::string, std::function<void()>> known = {
-            { "name", [&] { config.name             = value; } },
-            { "devices", [&] { config.devices                    = int(n); } },
-            { "events", [&] { config.events                      = n != 0; } },
-            { "one_queue", [&] { config.one_queue                = n != 0; } },
-            { "compute", [&] { config.compute                    = n != 0; } },
-            { "memory", [&] { config.memory                      = size_t(n); } },
-            { "one_memory", [&] { config.one_memory              = n != 0; } },
-            { "delay_us", [&] { config.delay_us                  = int(n); } },
-        };
-        if (known.count(name) > 0) {
-            known.at(name)();
-        } else {
-            return "the modelled device has no setting '" + word + "'";
-        }
-    }
-    return {};
-}
-
 } // namespace modelled
 
 using namespace modelled;
 
-const char * modelled_configure(const char * text) {
-    static std::string error;
-    error = devices.empty() ? configure(text) : "the modelled device is loaded already";
-    return error.empty() ? nullptr : error.c_str();
+void modelled_configure(const char * text) {
+    std::istringstream words(text);
+    for (std::string name, value; std::getline(words, name, '=') && words >> value; words >> std::ws) {
+        configured()[name] = value;
+    }
+    configure("name", config.name);
+    configure("devices", config.devices);
+    configure("events", config.events);
+    configure("one_queue", config.one_queue);
+    configure("compute", config.compute);
+    configure("memory", config.memory);
+    configure("one_memory", config.one_memory);
+    configure("delay_us", config.delay_us);
 }
 
 const char * modelled_report(void) {

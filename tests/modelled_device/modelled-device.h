@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 
 #define MODELLED_API __attribute__((visibility("default")))
@@ -17,8 +19,9 @@
 // work is done when it is issued, in the thread that issues it. Observers hear of it, and say what a device that
 // works beside its host would have made of it: which accesses nothing orders, or how long they take.
 //
-// The program sets what the device is like (modelled_configure), loads the library as a ggml backend
-// (ggml_backend_load), and asks for the report at its end (modelled_report).
+// The program preloads the library (LD_PRELOAD), sets what the device is like (modelled_configure), registers the
+// backend with its ggml, whose functions are global (RTLD_GLOBAL), and asks for the report at its end
+// (modelled_report).
 namespace modelled {
 
 // Names are those of modelled_configure's text.
@@ -79,7 +82,6 @@ class device_observer {
     virtual ~device_observer() = default;
 
     virtual void on_open(int /* stream */, int /* device */) {}
-    virtual void on_close(int /* stream */) {}
     virtual void on_allocate(int /* device */, bytes /* memory */) {} // of the device, or shared with it
     virtual void on_free(int /* stream */, bytes /* memory */) {}
 
@@ -111,11 +113,68 @@ std::unique_ptr<device_observer> make_face();
 // The lock of all devices. Observers get it held.
 std::mutex & device_lock();
 
+// Values of modelled_configure's text by name.
+std::map<std::string, std::string> & configured();
+
+// Changes the field where modelled_configure was told another value for the name.
+template <typename T>
+void configure(const std::string & name, T & field) {
+    const auto told = configured().find(name);
+    if (told != configured().end()) {
+        std::istringstream(told->second) >> field;
+    }
+}
+
+//
+// parts of the backend
+//
+
+// Not destroyed, as nothing else here: threads may use a device while the process ends.
+extern settings &        config;
+extern device_observer * face; // null: the backend is not registered yet
+
+template <typename F>
+void tell(F what) {
+    const std::lock_guard<std::mutex> lock(device_lock());
+    if (face) {
+        what(*face);
+    }
+}
+
+struct device_context {
+    int                      index;
+    std::string              name;
+    size_t                   used = 0; // bytes, guarded by device_lock
+    ggml_backend_buffer_type memory;
+    ggml_backend_buffer_type host;
+    int                      queue = NO_STREAM; // the only one, see settings::one_queue
+};
+
+inline device_context & device_of(ggml_backend_dev_t dev) {
+    return *static_cast<device_context *>(dev->context);
+}
+
+// Makes a copy, and tells of it.
+void move(const device_context & device, int stream, direction way, const void * source, const void * target,
+          size_t size, const ggml_tensor * tensor);
+
+// Work takes longer than it must, see settings.
+void linger(bool has_work);
+
+// The calling thread waits for the stream.
+void synchronize(int stream);
+
+// Returns true if the tensor lies in the device's memory.
+bool is_of(const ggml_tensor * tensor, const device_context & device);
+
+int                   open_stream(const device_context & device);
+ggml_backend_device_i device_interface();
+
 } // namespace modelled
 
 extern "C" {
-// Settings as "name=value name=value". Returns null, or what is wrong. REQUIRES: the backend is not loaded yet
-MODELLED_API const char * modelled_configure(const char * text);
+// Settings, and prices of the face, as "name=value name=value". REQUIRES: the backend is not registered yet
+MODELLED_API void modelled_configure(const char * text);
 
 // The face's report, a JSON object; valid until the next call.
 MODELLED_API const char * modelled_report(void);

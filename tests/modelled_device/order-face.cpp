@@ -4,7 +4,6 @@
 // of a device's memory knows who wrote it last and who has read it since. An access that is not ordered behind those
 // it depends on is an error, whatever the timing was. So is a source that changed before its copy was known to have
 // ended. A stream's copy appears in host memory only when a thread of the host has waited for it.
-#include "locks.h"
 #include "modelled-device.h"
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <fcntl.h>
 #include <functional>
 #include <map>
+#include <pthread.h>
 #include <string_view>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -96,8 +96,6 @@ static bytes bytes_of(const ggml_tensor * t) {
 
 class order_face : public device_observer {
   public:
-    order_face();
-
     void on_open(int stream, int device) override {
         streams_[stream] =
             make_actor("stream " + std::to_string(stream) + " of device " + std::to_string(device), device);
@@ -113,7 +111,6 @@ class order_face : public device_observer {
     }
 
     void on_copy(const copy & c) override {
-        n_copies_++;
         const access by = access_of(doer(c.stream), copy_name(c));
         if (c.way != direction::to_device) {
             read(c.source, by);
@@ -148,7 +145,6 @@ class order_face : public device_observer {
     void on_clear(int stream, bytes target) override { write(target, access_of(doer(stream), "a clear")); }
 
     void on_compute(int stream, ggml_cgraph * graph) override {
-        n_graphs_++;
         const int who = begin(stream);
         for (int n = 0; n < ggml_graph_n_nodes(graph); n++) {
             const ggml_tensor * node = ggml_graph_node(graph, n);
@@ -175,8 +171,7 @@ class order_face : public device_observer {
         for (const auto & [what, n] : errors_) {
             found += (found.empty() ? "\"" : ", \"") + what + "\"";
         }
-        return "{\"copies\": " + std::to_string(n_copies_) + ", \"graphs\": " + std::to_string(n_graphs_) +
-               ", \"accesses\": " + std::to_string(n_accesses_) + ", \"waits\": " + std::to_string(n_waits_) +
+        return "{\"accesses\": " + std::to_string(n_accesses_) + ", \"waits\": " + std::to_string(n_waits_) +
                ", \"events\": " + std::to_string(events_.size()) + ", \"errors\": [" + found + "]}";
     }
 
@@ -350,47 +345,115 @@ class order_face : public device_observer {
     std::map<const char *, segment>      memory_;
     std::vector<pending>                 pending_;
     std::map<std::string, size_t>        errors_; // and how often
-    size_t                               n_copies_   = 0;
-    size_t                               n_graphs_   = 0;
     size_t                               n_accesses_ = 0;
     size_t                               n_waits_    = 0;
 };
-
-//
-// threads of the host
-//
-
-static order_face * face = nullptr; // the only one
-
-// The lock of the devices orders nothing in the program.
-template <typename F>
-static void hear_of(const void * lock, F what) {
-    if (lock != &device_lock()) {
-        const std::lock_guard<std::mutex> held(device_lock());
-        what();
-    }
-}
-
-static const lock_listener listener = {
-    [](const void * lock, bool is_last) { hear_of(lock, [&] { face->acquire(lock, is_last); }); },
-    [](const void * lock) { // it knew the past of those who had the lock before
-        hear_of(lock, [&] { face->lock(lock) = face->release(); });
-    },
-    [](void * to, size_t size) { hear_of(nullptr, [&] { face->on_read({ static_cast<const char *>(to), size }); }); },
-};
-
-order_face::order_face() {
-    face             = this;
-    const auto locks = static_cast<const lock_listener **>(dlsym(RTLD_DEFAULT, "modelled_locks"));
-    if (locks) {
-        *locks = &listener;
-    } else {
-        error("threads are not seen: start the program with LD_PRELOAD=libmodelled-locks.so");
-    }
-}
 
 std::unique_ptr<device_observer> make_face() {
     return std::make_unique<order_face>();
 }
 
+//
+// threads of the host
+//
+
+// The lock of the devices orders nothing in the program.
+template <typename F>
+static void hear_of(const void * lock, F what) {
+    if (face && lock != &device_lock()) { // it is made before the threads that matter
+        tell([&](device_observer & o) { what(static_cast<order_face &>(o)); });
+    }
+}
+
+static void acquired(const void * lock, bool is_last = false) {
+    hear_of(lock, [&](order_face & own) { own.acquire(lock, is_last); });
+}
+
+static void releasing(const void * lock) { // the thread knew the past of those who had the lock before
+    hear_of(lock, [&](order_face & own) { own.lock(lock) = own.release(); });
+}
+
 } // namespace modelled
+
+using namespace modelled;
+
+template <typename F>
+static F * next(const char * name) {
+    return reinterpret_cast<F *>(dlsym(RTLD_NEXT, name));
+}
+
+// A thread that is made, and one that ends, counts as a lock: its maker, or the thread itself, releases it, and who
+// begins or has waited acquires it, the last to do so: another one may get its address.
+struct beginning {
+    void * (*run)(void *);
+    void * argument;
+};
+
+static void * begin(void * given) {
+    acquired(given, true);
+    const beginning own = *static_cast<beginning *>(given);
+    delete static_cast<beginning *>(given);
+    void * result = own.run(own.argument);
+    releasing(reinterpret_cast<const void *>(pthread_self()));
+    return result;
+}
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int pthread_create(pthread_t * thread, const pthread_attr_t * attributes, void * (*run)(void *), void * argument) {
+    static const auto real = next<decltype(pthread_create)>("pthread_create");
+    auto *            made = new beginning{ run, argument };
+    releasing(made);
+    return real(thread, attributes, begin, made);
+}
+
+int pthread_join(pthread_t thread, void ** result) {
+    static const auto real = next<decltype(pthread_join)>("pthread_join");
+    const int         code = real(thread, result);
+    if (code == 0) {
+        acquired(reinterpret_cast<const void *>(thread), true);
+    }
+    return code;
+}
+
+// ggml, llama.cpp and hobbit call no other functions for locks.
+
+int pthread_mutex_lock(pthread_mutex_t * mutex) {
+    static const auto real = next<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
+    const int         code = real(mutex);
+    acquired(mutex);
+    return code;
+}
+
+int pthread_mutex_unlock(pthread_mutex_t * mutex) {
+    static const auto real = next<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
+    releasing(mutex);
+    return real(mutex);
+}
+
+int pthread_cond_wait(pthread_cond_t * condition, pthread_mutex_t * mutex) {
+    static const auto real = next<decltype(pthread_cond_wait)>("pthread_cond_wait");
+    releasing(mutex);
+    const int code = real(condition, mutex);
+    acquired(mutex);
+    return code;
+}
+
+int pthread_cond_clockwait(pthread_cond_t * condition, pthread_mutex_t * mutex, clockid_t clock,
+                           const timespec * time) {
+    static const auto real = next<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
+    releasing(mutex);
+    const int code = real(condition, mutex, clock, time);
+    acquired(mutex);
+    return code;
+}
+
+ssize_t pread(int file, void * to, size_t size, off_t offset) {
+    static const auto real = next<decltype(pread)>("pread");
+    hear_of(nullptr, [&](order_face & own) { own.on_read({ static_cast<const char *>(to), size }); });
+    return real(file, to, size, offset);
+}
+
+} // extern "C"
+#pragma GCC visibility pop

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Streams and events of a modelled device.
-#include "device-parts.h"
+#include "modelled-device.h"
 
 #include <cstdint>
 
@@ -28,9 +28,6 @@ static ggml_guid_t guid() {
 
 static void stream_free(ggml_backend_t backend) {
     stream_context & stream = stream_of(backend);
-    if (stream.number != device_of(backend->device).queue) {
-        tell([&](device_observer & o) { o.on_close(stream.number); });
-    }
     ggml_backend_free(stream.cpu);
     delete &stream;
     delete backend;

@@ -15,7 +15,7 @@
 #include <vector>
 
 using namespace modelled;
-using host_threads::scope;
+using host_threads::now;
 
 //
 // prices of graphs
@@ -238,9 +238,9 @@ routing_script & script() {
 class graph_memory {
   public:
     virtual_clock::start start_of(const ggml_cgraph * graph) {
-        known &    it    = graphs_[graph->nodes[0]];
-        const bool alike = is_alike(graph, it);
-        if (!alike || host_threads::clock().price().captures == 0) {
+        known &        it     = graphs_[graph->nodes[0]];
+        const uint64_t before = std::exchange(it.hash, hash_of(graph));
+        if (before != it.hash || host_threads::clock().price().captures == 0) {
             it.is_captured = false;
             return virtual_clock::start::direct;
         }
@@ -249,19 +249,9 @@ class graph_memory {
 
   private:
     struct known {
-        uint64_t uid         = 0;
         uint64_t hash        = 0;
         bool     is_captured = false;
     };
-
-    static bool is_alike(const ggml_cgraph * graph, known & it) {
-        if (graph->uid != 0 && graph->uid == it.uid) {
-            return true;
-        }
-        const uint64_t before = std::exchange(it.hash, hash_of(graph));
-        it.uid                = graph->uid;
-        return before == it.hash;
-    }
 
     static void add(uint64_t & hash, const void * at, size_t size) {
         hash = 31 * hash + std::hash<std::string_view>()({ static_cast<const char *>(at), size });
@@ -287,70 +277,50 @@ class graph_memory {
 
 class time_face : public device_observer {
   public:
-    void on_close(int stream) override { streams_.erase(stream); }
-
     void on_copy(const copy & what) override {
-        scope here;
         if (what.way == direction::to_device && !what.is_pinned && what.source.size >= 1 << 20) { // a model's weights
-            use_mapped(here.now(), what.source);
+            use_mapped(now(), what.source);
         }
         if (what.way == direction::on_device) {
-            clock_.compute(here.now(), streams_[what.stream].queue, virtual_clock::start::direct, 1,
+            clock_.compute(now(), streams_[what.stream].queue, virtual_clock::start::direct, 1,
                            device_time(1, 2 * what.source.size));
             return;
         }
         const resource link = what.way == direction::to_device ? resource::to_device : resource::to_host;
         if (what.stream == NO_STREAM) {
-            clock_.copy_and_wait(here.now(), link, what.source.size, what.is_pinned);
+            clock_.copy_and_wait(now(), link, what.source.size, what.is_pinned);
         } else {
-            clock_.copy(here.now(), streams_[what.stream].queue, link, what.source.size, what.is_pinned);
+            clock_.copy(now(), streams_[what.stream].queue, link, what.source.size, what.is_pinned);
         }
     }
 
     void on_compute(int stream, ggml_cgraph * graph) override {
-        scope here;
         script().write(graph);
         const graph_price p = price_of(graph);
         if (p.n_kernels > 0) {
             own & s = streams_[stream];
-            clock_.compute(here.now(), s.queue, s.graphs.start_of(graph), p.n_kernels,
-                           device_time(p.n_kernels, p.bytes));
+            clock_.compute(now(), s.queue, s.graphs.start_of(graph), p.n_kernels, device_time(p.n_kernels, p.bytes));
         }
     }
 
-    void on_synchronize(int stream) override {
-        scope here;
-        clock_.synchronize(here.now(), streams_[stream].queue);
-    }
+    void on_synchronize(int stream) override { clock_.synchronize(now(), streams_[stream].queue); }
 
-    void on_event_synchronize(int event) override {
-        scope here;
-        clock_.synchronize(here.now(), { events_[event] });
-    }
+    void on_event_synchronize(int event) override { clock_.synchronize(now(), { events_[event] }); }
 
-    void on_record(int event, int stream) override {
-        scope here;
-        events_[event] = clock_.record(here.now(), streams_[stream].queue);
-    }
+    void on_record(int event, int stream) override { events_[event] = clock_.record(now(), streams_[stream].queue); }
 
-    void on_wait(int event, int stream) override {
-        scope here;
-        clock_.let_wait(here.now(), streams_[stream].queue, events_[event]);
-    }
+    void on_wait(int event, int stream) override { clock_.let_wait(now(), streams_[stream].queue, events_[event]); }
 
     std::string report() override {
-        scope                                  here;
         const costs &                          c     = clock_.sums();
         const std::pair<const char *, int64_t> all[] = {
-            { "now", here.now() },
+            { "now", now() },
             { "launches", c.launches },
             { "replays", c.replays },
             { "waits", c.waits },
             { "copies", c.copies },
             { "reads", c.reads },
             { "copied_bytes", c.copied_bytes },
-            { "host", c.host },
-            { "calls", c.calls },
             { "device", busy({ resource::device }) },
             { "link", busy({ resource::to_device }) },
             { "cpu", busy({ resource::cpu }) },
@@ -375,7 +345,7 @@ class time_face : public device_observer {
     }
 
     // Counts the time until now.
-    int64_t busy(std::initializer_list<resource> any) const { return clock_.busy(0, scope().now(), any); }
+    int64_t busy(std::initializer_list<resource> any) const { return clock_.busy(0, now(), any); }
 
     virtual_clock &     clock_ = host_threads::clock();
     std::map<int, own>  streams_;
@@ -391,7 +361,6 @@ std::unique_ptr<device_observer> modelled::make_face() {
 extern "C" {
 // The CPU backend's: its cores take the time in which they read the weights.
 MODELLED_API ggml_status ggml_graph_compute(ggml_cgraph * graph, ggml_cplan *) {
-    scope    here;
     uint64_t n_nodes = 0;
     uint64_t bytes   = 0;
     script().write(graph);
@@ -401,12 +370,12 @@ MODELLED_API ggml_status ggml_graph_compute(ggml_cgraph * graph, ggml_cplan *) {
         for (const modelled::bytes & weights : weights_of(t)) {
             bytes += weights.size;
             if (t->src[0]->buffer && std::strcmp(ggml_backend_buffer_name(t->src[0]->buffer), "CPU_Mapped") == 0) {
-                use_mapped(here.now(), weights);
+                use_mapped(now(), weights);
             }
         }
     }
     if (bytes > 0) {
-        host_threads::clock().compute_on_cpu(here.now(), n_nodes, bytes);
+        host_threads::clock().compute_on_cpu(now(), n_nodes, bytes);
     }
     return GGML_STATUS_SUCCESS;
 }

@@ -58,8 +58,6 @@ enum class resource { device, to_device, to_host, cpu, disk };
 // Sums since the clock was made.
 struct costs {
     uint64_t launches = 0, replays = 0, waits = 0, copies = 0, reads = 0, copied_bytes = 0;
-    ns_t     host  = 0; // code of the thread that decodes, driver calls aside
-    ns_t     calls = 0; // driver calls
 };
 
 // Decides when things run on a machine with one CPU, one link and one device: host threads and streams have a time of
@@ -86,15 +84,12 @@ class virtual_clock {
 
     const prices & price() const { return p_; }
 
-    // Host code has taken a lock. decodes: in the thread that decodes
-    void lock(ns_t & host, bool decodes) {
-        host       += us(p_.lock_us);
-        sums_.host += decodes ? us(p_.lock_us) : 0;
-    }
+    // Host code has taken a lock.
+    void lock(ns_t & host) { host += us(p_.lock_us); }
 
     // A copy in a stream. From ordinary memory the call returns when it has ended.
     void copy(ns_t & host, stream & s, resource link, uint64_t bytes, bool is_pinned) {
-        call(host, p_.copy_call_us);
+        host += us(p_.copy_call_us);
         begin_copy(host, s, link, bytes, is_pinned);
         if (!is_pinned) {
             wait(host, s.now, 0);
@@ -104,7 +99,7 @@ class virtual_clock {
     // A copy that the host waits for.
     void copy_and_wait(ns_t & host, resource link, uint64_t bytes, bool is_pinned) {
         stream own;
-        call(host, p_.copy_call_us);
+        host += us(p_.copy_call_us);
         begin_copy(host, own, link, bytes, is_pinned);
         synchronize(host, own);
     }
@@ -114,10 +109,10 @@ class virtual_clock {
         const ns_t called = host;
         const ns_t first  = us(how == start::direct ? p_.launch_us : p_.replay_us);
         if (how != start::replay) {
-            call(host, double(n_kernels) * p_.launch_us);
+            host += us(double(n_kernels) * p_.launch_us);
         }
         if (how != start::direct) {
-            call(host, p_.replay_us + (how == start::capture ? p_.capture_us : 0));
+            host += us(p_.replay_us + (how == start::capture ? p_.capture_us : 0));
         }
         sums_.launches += n_kernels > 0;
         sums_.replays  += how == start::replay;
@@ -156,13 +151,13 @@ class virtual_clock {
 
     // An event is the time at which it was recorded.
     ns_t record(ns_t & host, const stream & s) {
-        call(host, p_.event_us);
+        host += us(p_.event_us);
         return s.now;
     }
 
     void let_wait(ns_t & host, stream & s, ns_t event) {
-        call(host, p_.event_us);
-        s.now = std::max(s.now, event);
+        host  += us(p_.event_us);
+        s.now  = std::max(s.now, event);
     }
 
     const costs & sums() const { return sums_; }
@@ -193,11 +188,6 @@ class virtual_clock {
         if (i.end > i.begin) {
             intervals_.push_back(i);
         }
-    }
-
-    void call(ns_t & host, double microseconds) {
-        host        += us(microseconds);
-        sums_.calls += us(microseconds);
     }
 
     void wait(ns_t & host, ns_t until, double then_us) { host = std::max(host, until) + us(then_us); }

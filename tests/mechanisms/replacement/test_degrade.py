@@ -37,9 +37,9 @@ def _on_device(model: Path, **settings: Override) -> Result:
     device = {"hobbit.device": "CUDA0", "hobbit.pools": 6 << 20}
     kind = f"{modelled.DEVICE} {modelled.KINDS['CUDA']}"
     everything = device | {f"hobbit.{name}": value for name, value in settings.items()}
-    locks = {"LD_PRELOAD": str(modelled.LOCKS)}
+    preloaded = {"LD_PRELOAD": str(modelled.DEVICE)}
     return logits.run(
-        models.lib_dir(), model, PLANS, everything, gpu_layers=99, modelled=kind, environment=locks
+        models.lib_dir(), model, PLANS, everything, gpu_layers=99, modelled=kind, environment=preloaded
     )
 
 
