@@ -490,9 +490,6 @@ struct hobbit_disk_speed {
 HOBBIT_API bool hobbit_measure_disk(const char * path, uint64_t read_bytes, uint32_t n_threads, double seconds,
                                     struct hobbit_disk_speed * speed, char * err, size_t err_size);
 
-// Seconds that an upload of `n_bytes` to the device takes, the least of three; 0: it has no room. The device exists.
-HOBBIT_API double hobbit_measure_upload(const char * device, uint64_t n_bytes);
-
 #ifdef __cplusplus
 }
 #endif

@@ -25,7 +25,7 @@ from pyhobbit.engine.session import Session
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import expert_bytes, model_parts
 from pyhobbit.native.devices import experts_on_cpu, gpus
-from pyhobbit.native.ffi import lib, llama
+from pyhobbit.native.ffi import llama
 from pyhobbit.native.files import head_and_tail, write_text
 from pyhobbit.native.machine import trimmed_heap
 from pyhobbit.settings.config import CacheConfig, EngineConfig, SamplingConfig, format_size
@@ -36,7 +36,6 @@ TEXT_TOKENS = 48  # a longer text may run in circles
 _TEXTS, _STEADY = 3, 0.95  # at least so many; one above this share of the best is no faster
 _MOST_S = 40.0  # no text begins later
 _ALL_LAYERS = 0x7FFFFFFF
-_UPLOAD, _SAME_S = 4 << 20, 0.01  # bytes; uploads that differ by less are of one link
 _LEFT_BEHIND = 256 << 20  # bytes that measuring may leave in this process
 _now = time.perf_counter
 
@@ -175,12 +174,8 @@ def _fastest(
 ) -> Placed | None:
     """The fastest one, as it was kept or is measured now; None where none can be opened."""
     kept = _kept(path, config, plan, arms["cache"])
-    upload_s = _upload_s(plan) if "alone" in arms else 0.0
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-        known = json.loads(kept.read_text("utf-8"))
-        less, more = sorted((upload_s, known.get("upload", upload_s)))
-        if more <= 2 * less + _SAME_S:
-            return _taken(known, arms, plan)
+        return _taken(json.loads(kept.read_text("utf-8")), arms, plan)
     what = " and ".join(each.name for each in arms.values())
     print(f"pyhobbit: measuring {what} on {plan.device}, once; that takes a minute or two", file=sys.stderr)
     found: dict[str, float | None] = {}
@@ -197,7 +192,7 @@ def _fastest(
     taken, where = _taken(found, arms, plan), f"kept in {kept}"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_text(kept, json.dumps({"model": path.name, "device": plan.device, "upload": upload_s, **found}))
+        write_text(kept, json.dumps({"model": path.name, "device": plan.device, **found}))
     except (OSError, HobbitError) as e:
         where = f"not kept: {e}"
     print(f"pyhobbit: placement: {taken.text}; {where}", file=sys.stderr)
@@ -212,11 +207,6 @@ def _taken(found: Mapping[str, float | None], arms: Mapping[str, Placed], plan: 
     text = f"measured faster{where} than {arms[second].name}: {times[first]:.1f} ms a token"
     text += f", not {times[second]:.1f}" if times[second] < math.inf else ", and that cannot be opened"
     return replace(arms[first], text=f"{arms[first].name}, {text}")
-
-
-def _upload_s(plan: MemoryPlan) -> float:
-    """Seconds of an upload to the slowest of the plan's machines: a changed link is measured anew."""
-    return max(lib.hobbit_measure_upload(each.name.encode(), _UPLOAD) for each in plan.devices)
 
 
 def _kept(path: Path, config: EngineConfig, plan: MemoryPlan, cache: Placed) -> Path:

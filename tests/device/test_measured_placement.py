@@ -137,16 +137,8 @@ def test_a_machine_that_makes_it_slower_is_left_out(
     (file,) = home.iterdir()
     found = json.loads(file.read_text())
     assert found["cache"] > 0 < found["alone"]
-    for upload_s, is_measured in (
-        (found["upload"] + 1, True),
-        (found["upload"], False),
-    ):  # another link; the same
-        file.write_text(json.dumps({**found, "upload": upload_s}))
-        again = run_pyhobbit("inspect", tiny_gguf, *options, "--ctx", 256)
-        assert ("measuring the cache of experts and this machine alone" in again.stderr) == is_measured, (
-            again.stderr
-        )
-        assert json.loads(file.read_text())["upload"] < upload_s + 0.1
+    again = run_pyhobbit("inspect", tiny_gguf, *options, "--ctx", 256)
+    assert "measuring the cache of experts and this machine alone" not in again.stderr
     stats = tmp_path / "stats.json"
     said = {
         "alone": "this machine alone, measured faster than the cache of experts: 1.0 ms",
