@@ -74,7 +74,7 @@ def _recommend(name: str, memory: int | None, args: argparse.Namespace) -> None:
     for each in found:
         mark, speed = ">" if each is marked else " ", f"{each.speed:.4g}" if each.speed else "no room"
         print(f"{mark} {each.label:{width}}  {format_size(each.size):>10}  {each.share:17.0%}  {speed:>7}")
-    print(recommend.reasons(found, machine))
+    print(recommend.reason(found, machine))
 
 
 def _inspect(path: Path, config: EngineConfig, args: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ from the disk.
 import math
 import os
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -184,23 +183,14 @@ def best(found: Sequence[Choice]) -> Choice:
     return enough[-1] if enough else max(useful, key=lambda each: each.speed)
 
 
-def reasons(found: Sequence[Choice], machine: Machine) -> str:
-    """Two lines: which one to take and why, and its neighbours. Raises HobbitError where none fits."""
-    chosen, fitting = best(found), [each for each in found if each.speed]
+def reason(found: Sequence[Choice], machine: Machine) -> str:
+    """The one to take, and why. Raises HobbitError where none fits."""
+    chosen = best(found)
     why = "the best that reaches" if chosen.speed >= _ENOUGH else "the fastest, since none reaches"
-    neighbours = {
-        "better": next((each for each in fitting if each.size > chosen.size), None),
-        "faster": next((each for each in reversed(fitting) if each.speed > chosen.speed), None),
-    }
-    others = [
-        f"next {what}: {each.label}, {each.speed:.4g} token/s" for what, each in neighbours.items() if each
-    ]
-    if (better := neighbours["better"]) and better.bits_per_weight > _MOST_BITS:
-        others[0] += f" (more than {_MOST_BITS:g} bits are not recommended)"
     return (
         f"{chosen.label} is {why} {_ENOUGH:g} token/s with {format_size(machine.memory)} of memory and "
-        f"{format_size(machine.disk)}/s from the disk, by estimate: {chosen.speed:.4g} token/s\n"
-        f"{'; '.join(others) or 'no other fits'}"
+        f"{format_size(machine.disk)}/s from the disk, by estimate: {chosen.speed:.4g} token/s; more than "
+        f"{_MOST_BITS:g} bits per weight are not recommended"
     )
 
 
@@ -226,5 +216,5 @@ def recommended(name: str) -> str:
     except HobbitError as e:
         print(f"pyhobbit: {e}", file=sys.stderr)
         return name
-    print(textwrap.indent(reasons(found, machine), "pyhobbit: "), file=sys.stderr)
+    print(f"pyhobbit: {reason(found, machine)}", file=sys.stderr)
     return f"{name}:{best(found).label}"
