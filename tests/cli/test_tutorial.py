@@ -79,7 +79,7 @@ def test_every_command_does_what_the_page_says(desk: dict[str, str]) -> None:
         printed.append((command, run(command, desk)))
     folder = Path(desk["PWD"])
     of = {command.split()[1] for command, _ in printed if command.startswith("pyhobbit")}
-    assert of == {"pull", "list", "inspect", "chat", "config", "convert", "calibrate", "serve", "rm"}
+    assert of == {"list", "inspect", "chat", "config", "convert", "calibrate", "serve", "rm"}
     (listed,) = (output for command, output in printed if command == "pyhobbit list")
     assert f"{NAME}:{QUANT}" in listed
     for name in ("qwen3.toml", "qwen3.hobbit.gguf", "qwen3.calibration.gguf"):
