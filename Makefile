@@ -69,17 +69,12 @@ OPTIONS_cuda   := GGML_CUDA=ON GGML_CUDA_FA=$(CUDA_FA) GGML_CUDA_NO_VMM=ON GGML_
 
 TIME_vulkan := 10 to 20 minutes on two cores
 TIME_cuda   := one to two hours on two cores, ten minutes on 16
-ifneq ($(GPU),)
-ifeq ($(wildcard $(INSTALLED)),)
-$(info == pyhobbit for $(GPU): the build takes about $(TIME_$(GPU)))
-endif
-endif
 
 CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*) vendor/unpack.py vendor/llama.cpp.lock
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock ik vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety deps clean server-suite models soak reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock ik vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety deps clean reference requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -392,14 +387,6 @@ $(WHEEL)/stock/.built: .venv/.tools vendor/unpack.py $(LOCK) cmake/llama-options
 	cmake --build $(@D)/build/release --target llama
 	ln -sfn build/release/bin $(@D)/bin
 	touch $@
-
-# Too long for `test`: llama.cpp's tests of its server, docs/models.md, and MINUTES of mixed load on two servers
-server-suite: build stock
-	python tests/server_suite/run.py
-models: build stock
-	python tests/models_bed/bed_matrix.py
-soak: build
-	python tests/server/soak.py --minutes $(or $(MINUTES),60)
 
 # --- supply chain
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Computes the matrix of docs/models.md, and fails where a cell differs from the page: `make models`.
+"""Computes the matrix of docs/models.md, and fails where a cell differs from the page.
 
 python tests/models_bed/bed_matrix.py --models qwen3.6-35b,kimi-k3 --verbs serve,memory
 python tests/models_bed/bed_matrix.py --write

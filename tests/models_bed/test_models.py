@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""docs/models.md states what the test bed computes; some cells are computed here, all by `make models`."""
+"""docs/models.md states what the test bed computes; some cells are computed here, all by bed_matrix.py."""
 
 from __future__ import annotations
 
