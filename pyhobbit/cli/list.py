@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lists the models that have been downloaded, those of ollama and LM Studio, and those in folders."""
+"""Lists the models that have been downloaded, and those of ollama and LM Studio."""
 
 import argparse
 import json
@@ -19,24 +19,19 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "also list the GGUF files in it"
-    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     # huggingface_hub takes a while
-    from pyhobbit.model.downloaded import downloaded_models, models_in, models_of_programs
+    from pyhobbit.model.downloaded import downloaded_models, models_of_programs
 
     models = [*downloaded_models(), *models_of_programs()]
-    models += [model for folder in args.folders for model in models_in(folder)]
     if args.json:
         print(json.dumps([{**asdict(model), "path": str(model.path)} for model in models], indent=2))
         return 0
     if not models:
-        folders = ", ".join(map(str, args.folders))
-        here = f"no whole model is in {folders}, and none" if folders else "no model"
-        print(f"{here} has been downloaded; get one with: pyhobbit pull USER/NAME")
+        print("no model has been downloaded; get one with: pyhobbit pull USER/NAME")
         return 0
     print("\n".join(_table(models)))
     return 0
