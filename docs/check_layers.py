@@ -4,7 +4,7 @@
 A file includes or imports only from its own folder and from those above it in the list, and files form no
 circle. Imports inside functions and under TYPE_CHECKING count like all others. No two headers define a class
 of one name, and no source file declares a function that a header of ours does. All folders of llama_ext are
-include paths, so there a name alone is a file. --graph prints the folders that each folder uses.
+include paths, so there a name alone is a file.
 """
 
 import ast
@@ -54,7 +54,7 @@ def problems(tree: str) -> Iterator[str]:
     by_name = {path.name: file for file, path in paths.items()} if tree == "llama_ext" else {}
     levels = {name: level for level, name in enumerate(order(tree))}
     top = len(levels)
-    graph, arrows = {}, set()
+    graph = {}
     for file, path in paths.items():
         found = used(path.read_text("utf-8"), path.suffix == ".py")
         names = [[by_name.get(name, name) for name in some] for some in found]
@@ -65,13 +65,8 @@ def problems(tree: str) -> Iterator[str]:
             yield f"{tree}/{file}: its folder is not in the list of docs/design.md"
         for target in sorted(graph[file]):
             other = target.split("/")[0].removesuffix(".py")
-            arrows.add((folder, other))
             if levels.get(other, top) > level:
                 yield f"{tree}/{file} uses {target}, which comes later in the list of docs/design.md"
-    if "--graph" in sys.argv:
-        print(f"{tree}: {len(graph)} files, which use {sum(map(len, graph.values()))}")
-        for folder in levels:
-            print(f"    {folder:11}", *(to for to in levels if to != folder and (folder, to) in arrows))
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as e:
