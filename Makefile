@@ -74,7 +74,7 @@ CMAKE_FILES    := CMakeLists.txt $(wildcard cmake/*.cmake cmake/site-packages/*)
 NATIVE_SOURCES := $(shell find ggml_ext llama_ext patches tests/cpp tests/mechanisms tests/modelled_device -type f -not -name '*.py*') pyhobbit/native/build.py
 CXX_SOURCES    := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 
-.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock ik vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety deps clean reference requirements sbom
+.PHONY: install build test demo package wheel wheel-cuda try-wheel wheel-test wheel-stock wheel-bits wheel-ctest image-test stock ik vulkan cuda sanitize mechanisms check release fuzz ctest quick lint thread-safety clean requirements sbom
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -89,10 +89,6 @@ test: # stock is built while pip is at work; one more test than processors runs,
 
 # Everything that reads all code or needs a build of its own; after `test`, before a release.
 check: lint sanitize try-wheel package sbom
-
-# System packages, where they are missing.
-deps:
-	.ci/deps
 
 # --- for use
 
@@ -407,12 +403,6 @@ release: build/.web-page
 sbom: .venv/.tools
 	mkdir -p build
 	cyclonedx-py requirements --pyproject pyproject.toml --mc-type library requirements/use.txt --output-file build/sbom.json
-
-# --- documentation
-
-# The reference of the Python interface, as HTML.
-reference: $(DEVELOPED)
-	python -P docs/reference.py build/reference
 
 # --- demonstration
 
