@@ -37,13 +37,6 @@ _TITLES = {"chat": "\ntalk:\n", "pull": "models:\n", "config": "tune, measure, o
 
 # Names that users of other programs type, and ours.
 _OTHER_VERBS = {"run": "chat", "ls": "list", "show": "inspect", "info": "inspect"}
-_NEAR_VERBS = {
-    "server": "serve",
-    "settings": "config",
-    "delete": "rm",
-    "download": "pull",
-    **{name: f"llama {name}" for name in ("quantize", "imatrix", "perplexity")},
-}
 _MODEL_OPTIONS = ("-m", "--model")
 # Options that users of llama.cpp and ollama type by habit, and our names for them.
 _HABITS: Mapping[str, str] = {
@@ -154,10 +147,10 @@ def _check_verb(verb: str) -> None:
         raise ConfigError(f"a command comes before {verb}; see: pyhobbit --help")
     if verb.lower().endswith(".gguf") or "/" in verb:
         raise ConfigError(f"a command is missing before '{verb}'; to talk to the model: pyhobbit chat {verb}")
-    names = [*_VERBS, *_OTHER_VERBS, *_NEAR_VERBS]
+    names = [*_VERBS, *_OTHER_VERBS]
     near = [*get_close_matches(verb, names, n=1, cutoff=_LEAST_LIKENESS)]
     near += [name for name in names if name.startswith(verb)]
-    hint = f"did you mean {_NEAR_VERBS.get(near[0], near[0])}?" if near else f"there are {', '.join(_VERBS)}"
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VERBS)}"
     raise ConfigError(f"there is no command '{verb}'; {hint}")
 
 

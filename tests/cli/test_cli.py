@@ -182,7 +182,7 @@ def test_errors_name_options(message: str, shown: str) -> None:
         (["server", "m.gguf"], "did you mean serve?"),
         (["ru", "m.gguf"], "did you mean run?"),
         (["cal", "m.gguf"], "did you mean calibrate?"),
-        (["quantize", "m.gguf"], "did you mean llama quantize?"),
+        (["quantize", "m.gguf"], "there is no command 'quantize'; there are chat, "),
         (["llama", "quantise"], "there is no program 'quantise' of llama.cpp; did you mean quantize?"),
         (["llama", "xyzzy"], "there is no program 'xyzzy' of llama.cpp; there are"),
         (
