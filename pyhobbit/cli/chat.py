@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from pyhobbit.chat.conversation import Conversation
     from pyhobbit.engine.stats import ModelInfo
 
-_STANDARD_INPUT = Path("-")
-
 
 def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
     add("-p", dest="prompt", metavar="TEXT", help="answer TEXT, also given after MODEL (default: stdin)")
-    add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit; -: stdin")
+    add("--file", type=Path, metavar="FILE", help="answer the text of FILE, after -p's, and exit")
     add_answer_arguments(parser)
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before TEXT; repeatable")
     add("--format", metavar="json|SCHEMA|FILE", help="answer in JSON, without thoughts")
@@ -123,9 +121,9 @@ def _grammar(form: str) -> str:
 def _prompt(args: argparse.Namespace) -> str | None:
     """The text to answer, None where it is to be typed."""
     parts = [] if args.prompt is None else [args.prompt]
-    if args.file is not None and args.file != _STANDARD_INPUT:
+    if args.file is not None:
         parts.append(read_text(args.file).removesuffix("\n"))
-    elif args.file is not None or (not parts and not (sys.stdin and sys.stdin.isatty())):
+    elif not parts and not (sys.stdin and sys.stdin.isatty()):
         parts.append(_piped_text(args.model))
     return "\n".join(parts) if parts else None
 

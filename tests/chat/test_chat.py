@@ -180,7 +180,7 @@ def test_a_file_is_the_prompt_or_follows_it(
     arguments = ("chat", tiny_gguf, "-n", 8, "--pools", "8M", *GREEDY)
     whole = run_pyhobbit(*arguments, "-p", "import os\ndef read_file(path):\n")
     assert whole.returncode == 0, whole.stderr
-    for options, stdin in ((("--file", file), ""), (("--file", "-"), file.read_text())):
+    for options, stdin in ((("--file", file), ""), (("--file", "/dev/stdin"), file.read_text())):
         done = run_pyhobbit(*arguments, "-p", "import os", *options, stdin=stdin)
         assert done.stdout == whole.stdout, done.stderr
     alone = run_pyhobbit(*arguments, "--file", file)
