@@ -20,7 +20,6 @@ _HELP = {
 }
 _WHOLE_NUMBERS = ("top_k", "seed", _MAX_TOKENS)
 _RANDOM = ("random", "-1")  # seeds
-_OTHER_NAMES = {"temperature": "temp", "num_predict": _MAX_TOKENS}
 
 
 def table(conversation: Conversation, only: Collection[str] = ()) -> str:
@@ -56,14 +55,11 @@ def _values(conversation: Conversation) -> dict[str, Value]:
 
 def _parse(text: str) -> dict[str, Any]:
     words = text.replace("=", " ").split()
-    if words[:1] == ["parameter"] and len(words) > 1:  # as in ollama
-        words = words[1:]
     values: dict[str, Any] = {}
-    for word, value in zip(words[::2], [*words[1::2], None], strict=False):
-        name = _OTHER_NAMES.get(word, word)
+    for name, value in zip(words[::2], [*words[1::2], None], strict=False):
         if name not in _HELP:
             hint = did_you_mean(name, _HELP, f"choose one of {', '.join(_HELP)}")
-            raise ConfigError(f"there is no setting {word}; {hint}")
+            raise ConfigError(f"there is no setting {name}; {hint}")
         if value is None:
             raise ConfigError(f"{name} needs a value: /set {name} VALUE")
         values[name] = _value(name, value)

@@ -229,7 +229,7 @@ def test_settings_are_set_together_or_not_at_all(capsys: pytest.CaptureFixture[s
     with pytest.raises(HobbitError, match="no low pool"):
         settings.change(conversation, "temp 1 t1 0.05")
     assert conversation.sampling.temp == 0.5
-    run(conversation, "/set parameter temperature 0.25", capsys)
+    run(conversation, "/set temp 0.25", capsys)
     run(conversation, "/set seed random", capsys)
     assert conversation.sampling == SamplingConfig(temp=0.25, top_k=3)
     list(conversation.ask("one"))
