@@ -27,7 +27,7 @@ from bench.harness.devices import Device, Modelled
 from bench.harness.runner import BenchConfig, Host
 from bench.harness.system import ROOT, option_parser
 from bench.harness.table import Results, table
-from pyhobbit.cli.main import with_options
+from pyhobbit.cli.main import ended
 from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.file_names import sidecar_path
 from pyhobbit.model.gguf_file import read_gguf
@@ -110,7 +110,7 @@ def own_low_tier(model: Path) -> Path | None:
     return sidecar if sidecar.exists() else None
 
 
-def compared(args: argparse.Namespace) -> None:
+def compared(args: argparse.Namespace) -> int:
     """Runs, and writes the table beside the lines of JSON. Raises HobbitError, also if runs failed."""
     target = target_of(args)
     config = configured(args, target)
@@ -133,21 +133,15 @@ def compared(args: argparse.Namespace) -> None:
     print(f"\n{folder} contains this run: results.jsonl and table.md", file=sys.stderr)
     if errors := results.errors():
         raise HobbitError("some runs failed: " + "; ".join(errors))
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the comparison; returns the exit status."""
     parser = option_parser(__doc__)
     add_options(parser)
-    try:
-        compared(parser.parse_args(arguments))
-    except HobbitError as e:
-        print(f"compare: {with_options(str(e))}", file=sys.stderr)
-        return 1
-    except OSError as e:
-        print(f"compare: {e.filename} cannot be used: {e.strerror}", file=sys.stderr)
-        return 1
-    return 0
+    args = parser.parse_args(arguments)
+    return ended(lambda: compared(args))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping
 from hashlib import sha256
 from importlib.metadata import version
@@ -23,9 +24,8 @@ from bench.analysis import quality, routing, speed
 from bench.analysis.part import Part, Run
 from bench.harness import system
 from bench.results import page, read_lines
-from pyhobbit.cli.main import with_options
-from pyhobbit.cli.status import INTERRUPTED
-from pyhobbit.errors import HobbitError
+from pyhobbit.cli.main import ended, with_options
+from pyhobbit.errors import ConfigError, HobbitError
 from pyhobbit.model.model_file import model_parts, opened_info, read_model_file
 from pyhobbit.model.names import check_model_file
 from pyhobbit.native.files import read_text, write_text
@@ -111,6 +111,25 @@ def report(run: Run, hours: float, parts: list[str]) -> Path:
     return out
 
 
+def print_report(args: Namespace) -> int:
+    """Prints the path of the page. Raises HobbitError."""
+    for name, n in (("--chunks", args.chunks), ("--reps", args.reps)):
+        if n < 1:
+            raise ConfigError(f"{name} is {n}; it must be positive")
+    check_model_file(args.model)
+    opened_info(args.model, {"hobbit.enable": True})  # refuses a dense model
+    folder = args.output or args.model.with_name(f"{args.model.stem}-report")
+    folder.mkdir(parents=True, exist_ok=True)
+    file, text = read_model_file(args.model, None), read_text(args.text)
+    given = (args.memory, args.chunks, args.threads, args.reps, args.ctx, args.max_kl)
+    try:
+        print(report(Run(args.model, text, file, folder, *given), args.hours, args.parts))
+    except KeyboardInterrupt:
+        _say("stopped; the same command goes on with what is left")
+        raise
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Reports; returns the exit status."""
     parser = system.option_parser(__doc__)
@@ -127,27 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--parts", nargs="+", choices=PARTS, default=[*PARTS], metavar="NAME", help=f"of {', '.join(PARTS)}")
     add("-o", "--output", type=Path, metavar="DIR", help="folder (default: MODEL-report)")
     args = parser.parse_args(arguments)
-    try:
-        for name, n in (("--chunks", args.chunks), ("--reps", args.reps)):
-            if n < 1:
-                raise HobbitError(f"{name} is {n}; it must be positive")
-        check_model_file(args.model)
-        opened_info(args.model, {"hobbit.enable": True})  # refuses a dense model
-        folder = args.output or args.model.with_name(f"{args.model.stem}-report")
-        folder.mkdir(parents=True, exist_ok=True)
-        file, text = read_model_file(args.model, None), read_text(args.text)
-        given = (args.memory, args.chunks, args.threads, args.reps, args.ctx, args.max_kl)
-        print(report(Run(args.model, text, file, folder, *given), args.hours, args.parts))
-    except HobbitError as e:
-        _say(with_options(str(e)))
-        return 1
-    except KeyboardInterrupt:
-        _say("stopped; the same command goes on with what is left")
-        return INTERRUPTED
-    except OSError as e:
-        _say(f"{e.filename} cannot be used: {e.strerror}")
-        return 1
-    return 0
+    return ended(lambda: print_report(args))
 
 
 if __name__ == "__main__":

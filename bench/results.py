@@ -18,6 +18,7 @@ import numpy as np
 from bench.analysis.part import Figure
 from bench.harness.system import option_parser
 from bench.harness.table import markdown
+from pyhobbit.cli.main import ended
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.files import read_text
 
@@ -111,17 +112,19 @@ def read_lines(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     return head, by_part
 
 
+def print_page(paths: Sequence[Path]) -> int:
+    """Prints the page of several reports. Raises HobbitError."""
+    reports = map(read_lines, sorted(paths))
+    print("\n".join([_INTRODUCTION, *(line for each in reports for line in ("", *section(*each)))]))
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the page; returns the exit status."""
     parser = option_parser(__doc__)
     parser.add_argument("lines", type=Path, nargs="+", metavar="LINES", help="lines.jsonl of a report")
-    try:
-        reports = [read_lines(path) for path in sorted(parser.parse_args(arguments).lines)]
-    except HobbitError as error:
-        print(f"results: {error}", file=sys.stderr)
-        return 1
-    print("\n".join([_INTRODUCTION, *(line for each in reports for line in ("", *section(*each)))]))
-    return 0
+    args = parser.parse_args(arguments)
+    return ended(lambda: print_page(args.lines))
 
 
 if __name__ == "__main__":

@@ -149,10 +149,10 @@ def run_for_bench(command: Sequence[str], **options: Any) -> subprocess.Complete
 
 
 def measure_arm() -> int:
-    """The main() of bench.harness.worker."""
+    """The program bench.harness.worker."""
     from bench.harness import worker  # loads no library
 
-    return worker.serve(worker.measure)
+    return worker.ended(lambda: worker.serve(worker.measure))
 
 
 def _is_early(name: str) -> bool:

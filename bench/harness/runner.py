@@ -283,9 +283,10 @@ def _reason(done: "subprocess.CompletedProcess[str]", limit: int | None) -> str:
     if done.returncode in (-9, 137):
         return f"it was killed: {format_size(limit) if limit else 'the memory'} was not enough"
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    own = [line.removeprefix("bench: ") for line in lines if line.startswith("bench: ")]
+    own = [line for line in lines if line.startswith("pyhobbit: error: ")]
     told = [line for line in lines if "hobbit" in line and ("error" in line or "fail" in line)]
-    return " / ".join([*(own or lines[-1:]), *told[:1]]) or f"it ended with status {done.returncode}"
+    found = [line.removeprefix("pyhobbit: error: ") for line in (*(own or lines[-1:]), *told[:1])]
+    return " / ".join(dict.fromkeys(found)) or f"it ended with status {done.returncode}"
 
 
 def description(config: BenchConfig) -> Record:

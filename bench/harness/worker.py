@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.harness.system import bytes_from_disk
 from bench.harness.trace import random_tokens
+from pyhobbit.cli.main import ended
 from pyhobbit.engine.stats import CacheStats, peak_rss_bytes, rates
 from pyhobbit.errors import HobbitError
 from pyhobbit.native.devices import Ggml, experts_on_cpu
@@ -351,17 +352,12 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def serve(measure: Callable[[Job], Mapping[str, Any]]) -> int:
-    """The main() of a measuring process; returns the exit status: 1 where the arm cannot be measured."""
+    """The command of a measuring process. Raises HobbitError where the arm cannot be measured."""
     job = Job(**json.load(sys.stdin))
     os.chdir(Path(job.model).parent)  # settings carry short paths only
-    try:
-        found = measure(job)
-    except HobbitError as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    json.dump(found, sys.stdout)
+    json.dump(measure(job), sys.stdout)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(serve(measure))
+    sys.exit(ended(lambda: serve(measure)))

@@ -12,13 +12,18 @@ from pyhobbit.errors import ConfigError, HobbitError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `pyhobbit ARGUMENTS`; returns the exit status: 1 error, 2 wrong usage, 130 after Ctrl-C."""
+    """Runs `pyhobbit ARGUMENTS`; returns the exit status."""
+    return ended(lambda: _run(arguments))
+
+
+def ended(command: Callable[[], int]) -> int:
+    """The exit status of a command: its own, 1 error, 2 wrong usage, 130 after Ctrl-C."""
     try:
-        return _run(arguments)
+        return command()
     except HobbitError as e:
         complain(with_options(str(e)))
         return 2 if isinstance(e, ConfigError) else 1

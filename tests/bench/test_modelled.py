@@ -52,7 +52,7 @@ def test_a_build_without_tests_is_told_which_one_to_make(
 ) -> None:
     monkeypatch.setattr(devices, "LIBRARY", tmp_path / "libmodelled-time.so")
     assert compare.main(["--prices", "4090-ddr5", "--shape", "tiny"]) == 1
-    told = f"compare: there is no {devices.LIBRARY}; run 'make build' in {models.ROOT}\n"
+    told = f"pyhobbit: error: there is no {devices.LIBRARY}; run 'make build' in {models.ROOT}\n"
     assert capsys.readouterr().err == told
 
 
@@ -97,8 +97,8 @@ def test_what_cannot_be_modelled_is_told(
 ) -> None:
     words = ["--prices", "h100", "--shape", "tiny", "--type", "q8_0", "--folder", str(folder), *option]
     words += ["--output", str(folder / "out")]
-    assert compare.main([*words, "--arms", "ours-gpu"]) == 1
-    assert capsys.readouterr().err.startswith(f"compare: {said}")
+    assert compare.main([*words, "--arms", "ours-gpu"]) == 2
+    assert capsys.readouterr().err.startswith(f"pyhobbit: error: {said}")
 
 
 @pytest.fixture(scope="module")

@@ -112,12 +112,12 @@ def test_what_cannot_be_is_a_sentence(reported: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "is of another memory: 25 % of the experts; give another folder with --output" in done.stderr
     done = _report(tmp_path / "out0", "--chunks", 0)
-    assert (done.returncode, done.stderr) == (1, "report: --chunks is 0; it must be positive\n")
+    assert (done.returncode, done.stderr) == (2, "pyhobbit: error: --chunks is 0; it must be positive\n")
     short = tmp_path / "short.txt"
     short.write_text("def f():\n    return 1\n")
     done = _report(tmp_path / "out", "--text", short)
     assert done.returncode == 1
-    assert done.stderr == "report: the text has fewer than 512 tokens; give a longer one\n"
+    assert done.stderr == "pyhobbit: error: the text has fewer than 512 tokens; give a longer one\n"
     done = _report(tmp_path / "out2", "--text", tmp_path / "none.txt")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     done = _report(tmp_path / "out3", "--parts", "types")

@@ -63,4 +63,4 @@ def test_other_files_are_refused(content: str, tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     assert results.main([str(path)]) == 1
-    assert f"results: {path} holds no lines of bench/report.py" in capsys.readouterr().err
+    assert f"pyhobbit: error: {path} holds no lines of bench/report.py" in capsys.readouterr().err

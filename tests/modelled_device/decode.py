@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bench.harness import trace
 from bench.harness.worker import Job, Libraries, Session, counted, serve
+from pyhobbit.cli.main import ended
 
 COUNTS = ("launches", "replays", "waits", "copies", "reads")
 """Counts per layer. waits: of the host for the device, or what it has ended.  reads: copies to the host."""
@@ -90,4 +91,4 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(measure))
+    sys.exit(ended(lambda: serve(measure)))
