@@ -36,10 +36,9 @@ from pyhobbit.model.tiers import read_tiers
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options of a comparison."""
-    lists = {"arms": BY_NAME, "arms on a device": DEVICE_ARMS}
     parser.epilog = "\n\n".join(
         "\n".join([f"{title}:", *(f"  {arm.name:<24} {arm.summary}" for arm in arms.values())])
-        for title, arms in lists.items()
+        for title, arms in (("arms", BY_NAME), ("arms on a device", DEVICE_ARMS))
     )
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--shape", choices=files.SHAPES, help="make a random-weight model of this shape")
@@ -67,7 +66,7 @@ def target_of(args: argparse.Namespace) -> Host:
     if args.device is None:
         return Host()
     target = Device(args.device, args.rpc)
-    target.describe(None)  # before a model is made
+    target.describe()  # before a model is made
     return target
 
 
@@ -114,8 +113,7 @@ def compared(args: argparse.Namespace) -> int:
     """Runs, and writes the table beside the lines of JSON. Raises HobbitError, also if runs failed."""
     target = target_of(args)
     config = configured(args, target)
-    named = f"{config.model.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = args.output or Path("bench-results") / named
+    folder = args.output or Path("bench-results", f"{config.model.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     path = folder / "results.jsonl"
     if path.exists():
         raise HobbitError(f"{path} exists; give another folder with --output, or remove it")

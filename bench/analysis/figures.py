@@ -6,8 +6,6 @@ per token as the router ranked them, E experts of a layer, D values of the route
 Figures without a name of a paper are HOBBIT's (arXiv 2411.01433).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from pyhobbit.model.router import Router
@@ -41,31 +39,22 @@ def _pearson(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.corrcoef(a[known], b[known])[0, 1])
 
 
-class Prediction(NamedTuple):
+def prediction(seen: Observations, routers: list[Router]) -> tuple[np.ndarray, np.ndarray]:
     """How well the router of layer l + d, given the input of layer l, predicts that layer's choice (Fig. 7b).
 
-    top1, top_k: [1 + MAX_AHEAD, L], row d, NaN past the last layer.  top1: share of tokens whose best expert
-    is predicted as the best.  top_k: share of the chosen experts among as many predicted; in row 0 it is
-    about 1, or the architecture routes in a way that Router does not know.  chance_*: of a guess.
+    Returns [1 + MAX_AHEAD, L], row d, NaN past the last layer: the share of tokens whose best expert is
+    predicted as the best, and that of the chosen experts among as many predicted. In row 0 the latter is
+    about 1, or the architecture routes in a way that Router does not know.  routers: one per layer that ran.
     """
-
-    top1: np.ndarray
-    top_k: np.ndarray
-    chance_top1: float
-    chance_top_k: float
-
-
-def prediction(seen: Observations, routers: list[Router]) -> Prediction:
-    """Predictions for tokens whose routers' inputs were seen. routers: one per layer that ran."""
     inputs, experts = observed(seen.inputs), seen.experts[seen.input_tokens]
-    n_experts, n_layers = max(len(router.weight) for router in routers), experts.shape[1]
+    n_layers = experts.shape[1]
     top1, top_k = (np.full((1 + MAX_AHEAD, n_layers), np.nan) for _ in range(2))
     for ahead, layer in ((i, each) for i in range(1 + MAX_AHEAD) for each in range(n_layers - i)):
         chosen = seen.used(experts, layer + ahead)
         predicted = routers[layer + ahead].choose(inputs[:, layer], chosen.shape[1])
         top1[ahead, layer] = np.mean(predicted[:, 0] == chosen[:, 0])
         top_k[ahead, layer] = _overlap(chosen, predicted).mean()
-    return Prediction(top1, top_k, 1 / n_experts, (experts >= 0).sum() / experts[:, :, 0].size / n_experts)
+    return top1, top_k
 
 
 def _overlap(chosen: np.ndarray, predicted: np.ndarray) -> np.ndarray:

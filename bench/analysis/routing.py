@@ -131,18 +131,19 @@ def _ahead(seen: Observations, blocks: list[int], routers: list[Router] | None) 
     def by_distance(rows: np.ndarray) -> dict[str, Any]:
         return {f"{i} ahead": row for i, row in enumerate(rows) if i and not np.isnan(row).all()}
 
-    found = figures.prediction(seen, routers)
-    if np.mean(found.top_k[0]) < _OWN_ROUTING:
+    best, chosen = figures.prediction(seen, routers)
+    if np.mean(chosen[0]) < _OWN_ROUTING:
         return
-    for papers, rows, chance, what in (
-        ("HOBBIT Fig. 7b", found.top1, found.chance_top1, "the best expert"),
-        ("DAOP Fig. 5", found.top_k, found.chance_top_k, "the chosen experts"),
+    n_experts = max(len(each.weight) for each in routers)
+    for papers, rows, n_chosen, what in (
+        ("HOBBIT Fig. 7b", best, 1, "the best expert"),
+        ("DAOP Fig. 5", chosen, seen.is_used.sum(axis=1).mean(), "the chosen experts"),
     ):
         title = f"share of {what} that a router names on an earlier layer's input"
-        series = {**by_distance(rows), "by chance": [chance] * len(blocks)}
+        series = {**by_distance(rows), "by chance": [n_chosen / n_experts] * len(blocks)}
         yield by_layer(papers, title, blocks, series, x_label="layer whose input is used")
-    recall = [{"predictor": "router", "recall": np.nanmean(found.top_k[1])}]
-    shape = seen.layers[-1] + 1, max(len(each.weight) for each in routers), seen.experts.shape[2]
+    recall = [{"predictor": "router", "recall": np.nanmean(chosen[1])}]
+    shape = seen.layers[-1] + 1, n_experts, seen.experts.shape[2]
     for name in (each for each in OPTIONS["predictor"][0].choices if each != "router"):
         judged = Simulation(*shape, slots_high=0, predictor=name)
         recall.append({"predictor": name, "recall": simulate(routes(seen, slice(None)), judged).recall})

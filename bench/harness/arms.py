@@ -17,9 +17,8 @@ class Arm:
     build: unpatched llama.cpp, ik_llama.cpp, or this package's.  fits: everything in memory, without a limit;
     None: without a limit and under each.  mmap: the model is mapped under a limit (stock, ik).  repack:
     weights may be kept in ggml's repacked layouts, by stock and ik without a limit alone.  readahead_kb: of
-    the model's disk, while the arm runs; None leaves it alone.  low: opened with a low tier.
-    profiled: on a device, its pools hold what other tokens use.  settings: of hobbit.h.  n_batch: tokens of a
-    pass.
+    the model's disk, while the arm runs; None leaves it alone.  low: opened with a low tier.  profiled: on a
+    device, its pools hold what other tokens use.  settings: of hobbit.h.  n_batch: tokens of a pass.
     """
 
     name: str
@@ -66,7 +65,6 @@ BY_NAME = _by_name(
     Arm("ik-repacked", "ik_llama.cpp, all in memory, repacked", "ik", fits=True, repack=True),
     Arm("ik-128k", "ik_llama.cpp, mapped, readahead 128 KiB", "ik", mmap=True, readahead_kb=128),
     ours("ours-resident", "expert cache that holds every expert", fits=True),
-    ours("ours-resident-plain", "as ours-resident, plain layouts", fits=True, pack=False),
     ours("ours", "expert cache, everything in high precision"),
     ours("ours-eq2", "expert cache, high and low precision by Eq. 2", low=True, **_EQ2),
     ours("ours-noprefetch", "as ours, without prefetch", prefetch=0),

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.harness import runner, trace
 from bench.harness.arms import DEVICE_ARMS, MODELLED, Arm, ours
-from bench.harness.runner import BenchConfig, Host, Record, Turn
+from bench.harness.runner import BenchConfig, Host, Record
 from bench.harness.system import ROOT
 from bench.harness.trace import PROFILED
 from bench.harness.worker import Job
@@ -48,9 +48,9 @@ def budget(model: Path, share: float) -> int:
     return found
 
 
-def n_cpu_moe(model: Path, share: float) -> int:
+def n_cpu_moe(model: Path, room: int) -> int:
     """llama.cpp's best: the smallest N at which the experts of layers N, N + 1 ... fit."""
-    layers, room = experts_of(model), budget(model, share)
+    layers = experts_of(model)
     return next(n for n in range(len(layers)) if sum(layers[n:]) <= room)
 
 
@@ -67,23 +67,17 @@ class Device(Host):
     fills: ClassVar[bool] = True
     """The experts are loaded before the first token."""
 
-    def describe(self, lib_dir: Path | None) -> Record:
-        """Name, description and memory, by the libraries of lib_dir; None: ours. Raises HobbitError."""
-        stock = None if lib_dir is None else str(lib_dir.resolve())
-        return runner.start(Job("", stock, device=self.name, rpc=self.rpc))
+    def describe(self) -> Record:
+        """Name, description and memory, by our libraries. Raises HobbitError."""
+        return runner.start(Job("", device=self.name, rpc=self.rpc))
 
     def head(self, config: BenchConfig) -> Record:
-        return {
-            "source": "measured",
-            "expert_bytes": sum(experts_of(config.model)),
-            "n_cpu_moe": {f"{share:.0%}": n_cpu_moe(config.model, share) for share in config.limits},
-            **self._own_head(config),
-        }
+        model = config.model
+        best = {f"{share:.0%}": n_cpu_moe(model, budget(model, share)) for share in config.limits}
+        return {**self._source(), "expert_bytes": sum(experts_of(model)), "n_cpu_moe": best}
 
-    def _own_head(self, config: BenchConfig) -> Record:
-        if any(arm.build == "stock" for arm in config.arms):
-            self.describe(config.stock)
-        return {"device": self.describe(None)}
+    def _source(self) -> Record:
+        return {"source": "measured", "device": self.describe()}
 
     def limit_bytes(self, config: BenchConfig, share: float) -> int:
         return budget(config.model, share)
@@ -92,28 +86,26 @@ class Device(Host):
         """Tokens that are computed before those that count."""
         return sum(config.prompts) + config.n_warm_up
 
-    def job(self, config: BenchConfig, turn: Turn) -> Job:
+    def job(self, config: BenchConfig, arm: Arm, limit: int | None) -> Job:
         """The job for the process of a turn."""
-        job = replace(runner.job(config, turn.arm, None), device=self.name, rpc=self.rpc)
-        if turn.arm.build == "stock" and turn.limit is not None:
-            return replace(job, n_cpu_moe=n_cpu_moe(config.model, turn.limit))
+        job = replace(runner.job(config, arm, None), device=self.name, rpc=self.rpc)
+        if arm.build == "stock" and limit is not None:
+            return replace(job, n_cpu_moe=n_cpu_moe(config.model, limit))
         bound: dict[str, Setting] = {"hobbit.device": self.name}
-        if turn.limit is None:  # half an expert for alignment
+        if limit is None:  # half an expert for alignment
             shape = trace.moe_shape(config.model)
             largest = max(experts_of(config.model)) // shape.n_experts
             bound["hobbit.pools"] = int((shape.n_used + 0.5) * largest)
         else:
-            bound[self.bound] = budget(config.model, turn.limit)
-        return replace(job, settings=runner.settings(config, turn.arm, bound))
+            bound[self.bound] = limit
+        return replace(job, settings=runner.settings(config, arm, bound))
 
-    def measure(self, config: BenchConfig, turn: Turn, _limit: int | None, folder: Path) -> Record:
-        if turn.arm.profiled:
-            config = runner.with_uses(
-                config, turn.arm, folder / "profiled", lambda: self._uses(config, folder)
-            )
-        elif turn.arm.build == "ours" and self.fills:
-            config = runner.with_uses(config, turn.arm, folder / "all")
-        return self._start(self.job(config, turn))
+    def measure(self, config: BenchConfig, arm: Arm, limit: int | None, folder: Path) -> Record:
+        if arm.profiled:
+            config = runner.with_uses(config, arm, folder / "profiled", lambda: self._uses(config, folder))
+        elif arm.build == "ours" and self.fills:
+            config = runner.with_uses(config, arm, folder / "all")
+        return self._start(self.job(config, arm, limit))
 
     def _start(self, job: Job) -> Record:
         return runner.start(job)
@@ -121,8 +113,8 @@ class Device(Host):
     def _uses(self, config: BenchConfig, folder: Path) -> list[int]:
         """Uses by tokens that no turn measures, and one of each for their order. Raises ArmError."""
         path, n_before = folder / "profile.csv", self.n_before(config) + config.n_tokens
-        turn = Turn(ours("profile", "", mode="gpu", trace=str(path)), config.limits[0])
-        job = replace(self.job(config, turn), prompts=(1,), seconds=3600)
+        arm, limit = ours("profile", "", mode="gpu", trace=str(path)), budget(config.model, config.limits[0])
+        job = replace(self.job(config, arm, limit), prompts=(1,), seconds=3600)
         self._start(replace(job, n_warm_up=n_before, n_tokens=PROFILED))
         seen = read_trace(path)
         routes = seen.split(seen.n_decoded - PROFILED, seen.n_decoded)
@@ -154,12 +146,12 @@ class Modelled(Device):
         bound = "hobbit.pools" if prices["one_memory"] else Device.bound
         return Modelled(f"{prices['name']}0", None, bound, Path(machine).stem, prices)
 
-    def _own_head(self, config: BenchConfig) -> Record:
+    def _source(self) -> Record:
         return {"source": "modelled", "prices": self.machine, "routing": "seeded"}
 
-    def job(self, config: BenchConfig, turn: Turn) -> Job:
+    def job(self, config: BenchConfig, arm: Arm, limit: int | None) -> Job:
         spread = 0.6 if config.low else 0.0
-        return replace(super().job(config, turn), mmap=True, n_threads=1, spread=spread)
+        return replace(super().job(config, arm, limit), mmap=True, n_threads=1, spread=spread)
 
     def _uses(self, config: BenchConfig, _folder: Path) -> list[int]:
         """Uses by all tokens before those that are measured, and by PROFILED behind them."""

@@ -9,7 +9,7 @@ import tempfile
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -38,10 +38,12 @@ class ArmError(HobbitError):
 
 
 def _share(text: str) -> float | None:
-    try:
-        return None if text == "none" else float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text} is no share; give numbers such as 0.25, or none") from None
+    if text == "none":
+        return None
+    with suppress(ValueError):
+        if 0 < float(text) <= 1:
+            return float(text)
+    raise ArgumentTypeError(f"{text} is no share; give numbers above 0 to 1, or none")
 
 
 def _option(name: str, default: Any, text: str, kind: Callable[[str], Any] | None = None) -> Any:
@@ -83,8 +85,6 @@ class BenchConfig:
         for name in ("reps", "n_tokens", "n_warm_up", "seconds", "n_threads"):
             if (getattr(self, name) or 0) <= 0 and getattr(self, name) is not None:
                 raise ConfigError(f"--{self.options()[name]['name']} takes a positive number")
-        if not all(0 < share <= 1 for share in self.limits):
-            raise ConfigError("--limits takes shares, above 0 to 1")
         if not self.prompts or min(self.prompts) <= 0 or self.depth < 0:
             raise ConfigError("--prompts and --depth take numbers of tokens")
         if self.flash_attn not in ("", "on", "off"):
@@ -120,23 +120,11 @@ class BenchConfig:
         """All that is read from the disk."""
         return [*self.parts, self.low] if self.low else self.parts
 
-    def usable(self, limit: int) -> int:
-        """Bytes of a limit to plan with; page tables and pages of libraries and files take the rest."""
-        return max(1, limit - max(32 << 20, limit // 100))
 
-
-@dataclass(frozen=True)
-class Turn:
-    """One arm at one limit; limit None: no limit."""
-
-    arm: Arm
-    limit: float | None
-
-
-def turns(config: BenchConfig) -> list[Turn]:
-    """Each repetition runs every arm once at each of its limits, so that drift meets all alike."""
+def turns(config: BenchConfig) -> list[tuple[Arm, float | None]]:
+    """Arms and limits of each run, None for no limit, in an order in which drift meets all alike."""
     return [
-        Turn(arm, limit)
+        (arm, limit)
         for _ in range(config.reps)
         for limit in (None, *config.limits)
         for arm in config.arms
@@ -153,7 +141,7 @@ class Host:
 
     def head(self, config: BenchConfig) -> Record:
         """Adds to the first line of a run. Raises HobbitError before anything runs."""
-        if any(turn.limit is not None for turn in turns(config)):
+        if any(limit is not None for _, limit in turns(config)):
             with system.memory_cgroup(None):
                 pass
         setting = system.readahead_setting(config.model)
@@ -162,23 +150,23 @@ class Host:
     def limit_bytes(self, config: BenchConfig, share: float) -> int:
         return int(config.model_bytes * share)
 
-    def measure(self, config: BenchConfig, turn: Turn, limit: int | None, folder: Path) -> Record:
-        """The turn's figures, with the speed of the disk right before and after, which drifts.
+    def measure(self, config: BenchConfig, arm: Arm, limit: int | None, folder: Path) -> Record:
+        """Figures of one turn, with the speed of the disk right before and after, which drifts.
 
-        Raises HobbitError.
+        limit: bytes, None for none.  folder: for files.  Raises HobbitError.
         """
         before = system.disk_bandwidth(config.model)
-        if turn.arm.fits and turn.arm.build == "ours":
-            config = with_uses(config, turn.arm, folder / "all")
+        if arm.fits and arm.build == "ours":
+            config = with_uses(config, arm, folder / "all")
         system.drop_cached(config.files)
-        with system.readahead(config.model, turn.arm.readahead_kb), ExitStack() as stack:
+        with system.readahead(config.model, arm.readahead_kb), ExitStack() as stack:
             cgroup = None
             try:  # without a limit none is needed; where there can be one, it counts the memory
                 cgroup = stack.enter_context(system.memory_cgroup(limit))
             except system.NoCgroupError:
                 if limit is not None:
                     raise
-            found = start(job(config, turn.arm, limit), cgroup, limit)
+            found = start(job(config, arm, limit), cgroup, limit)
             peak = cgroup.peak() if cgroup else None
         after = system.disk_bandwidth(config.model)
         speed = None if before is None or after is None else (before + after) / 2
@@ -189,11 +177,11 @@ def run(config: BenchConfig, target: Host) -> Iterator[Record]:
     """Yields a record about the run, then those of each turn: figures or an "error". Raises HobbitError."""
     yield description(config) | target.head(config)
     with tempfile.TemporaryDirectory() as folder:
-        for turn in tqdm(turns(config), desc="bench", unit="run", disable=None):
-            limit = None if turn.limit is None else target.limit_bytes(config, turn.limit)
-            place = {"arm": turn.arm.name, "limit": turn.limit, "limit_bytes": limit}
+        for arm, share in tqdm(turns(config), desc="bench", unit="run", disable=None):
+            limit = None if share is None else target.limit_bytes(config, share)
+            place = {"arm": arm.name, "limit": share, "limit_bytes": limit}
             try:
-                yield place | target.measure(config, turn, limit, Path(folder))
+                yield place | target.measure(config, arm, limit, Path(folder))
             except ArmError as e:
                 yield place | {"error": str(e)}
 
@@ -223,7 +211,8 @@ def job(config: BenchConfig, arm: Arm, limit: int | None) -> Job:
     """The job for the arm's process. Without a limit our pools may hold everything."""
     bound = {"hobbit.pools": 2 * config.model_bytes}
     if limit is not None:
-        bound = {"hobbit.memory": config.usable(limit)}
+        # page tables and pages of libraries and files take the rest
+        bound = {"hobbit.memory": max(1, limit - max(32 << 20, limit // 100))}
     return Job(
         model=str(config.model.absolute()),  # its companions are found by its name
         lib_dir={"stock": str(config.stock.resolve()), "ik": str(config.ik.resolve())}.get(arm.build),
@@ -241,12 +230,8 @@ def job(config: BenchConfig, arm: Arm, limit: int | None) -> Job:
 
 def settings(config: BenchConfig, arm: Arm, bound: Mapping[str, Setting]) -> dict[str, Setting]:
     """Settings of the expert cache, under a bound on its memory."""
-    own: dict[str, Setting] = {
-        "hobbit.enable": True,
-        "hobbit.calibrated": config.fills,
-        "hobbit.device": "CPU",
-    }
-    own |= {"hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
+    own: dict[str, Setting] = {"hobbit.enable": True, "hobbit.calibrated": config.fills}
+    own |= {"hobbit.device": "CPU", "hobbit.t1": 1.0, "hobbit.t2": 1.0}  # whatever the file says
     if arm.low:
         assert config.low is not None  # BenchConfig refuses the arm without it
         own["hobbit.sidecar"] = config.low.name

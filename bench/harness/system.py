@@ -139,9 +139,9 @@ def disk_bandwidth(path: Path, seconds: float = 1.0) -> float | None:
     return disk.bytes_per_s if disk.direct else None
 
 
-def bytes_from_disk(pid: int | str = "self") -> int:
-    """Bytes that the disk read for a process: direct reads, and pages for mappings with their readahead."""
-    return int(Path(f"/proc/{pid}/io").read_text().split("read_bytes:")[1].split()[0])
+def bytes_from_disk() -> int:
+    """Bytes that the disk read for this process: direct reads, and pages of mappings with their readahead."""
+    return int(Path("/proc/self/io").read_text().split("read_bytes:")[1].split()[0])
 
 
 def machine() -> dict[str, object]:

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Tables of Markdown, and that of a comparison: medians and ratios of its lines of JSON."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from bench.harness.arms import DEMAND, kind
 
 Record = Mapping[str, Any]
-Figure = Callable[[Record], float | None]
 Key = tuple[float | None, str]
 """Limit, None where there is none, and arm."""
 
 _BESIDE = ("stock", "stock-128k", "stock-repacked")  # stock means the better of them
-# figures of a record, with their format and factor
-OWN = {
+# figures of a record, with their format and factor; GROUP.NAME is a figure of a group
+_OWN: Mapping[str, tuple[str, str, float]] = {
     "hits": ("hit_rate", ".1%", 1),
     "by the CPU": ("cpu_share", ".0%", 1),
     "MB/token": ("disk_bytes_per_token", ".1f", 1e-6),
@@ -23,19 +22,12 @@ OWN = {
     "peak MB": ("peak_bytes", ".0f", 1e-6),
     "token, ms": ("token_ms", ".2f", 1),
     "beside, us/layer": ("layer_beside_us", ".0f", 1),
-}
-# counters to be divided, format, and factor; n_decoded counts tokens
-_ON_A_DEVICE = {
-    **{f"{name}/layer": (f"device_{name}", "layers_computed", ".1f", 1)
-       for name in ("launches", "waits", "reads", "copies")},
-    "MB/token moved": ("bytes_transferred", "n_decoded", ".1f", 1e-6),
-    "GB/s": ("bytes_transferred", "transfer_s", ".2f", 1e-9),
+    "MB/token moved": ("moved_bytes_per_token", ".1f", 1e-6),
+    "GB/s": ("moved_bytes_per_second", ".2f", 1e-9),
+    **{f"{name}/layer": (f"per_layer.{name}", ".1f", 1)
+       for name in ("launches", "replays", "waits", "copies", "reads")},
+    **{f"{name} idle, us": (f"idle_us.{name}", ".0f", 1) for name in ("device", "link", "cpu")},
 }  # fmt: skip
-# of a modelled machine
-_GROUPS = {
-    "per_layer": ("{}/layer", ".1f"),
-    "idle_us": ("{} idle, us", ".0f"),
-}
 
 
 def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
@@ -51,55 +43,46 @@ def markdown(table: Sequence[Mapping[str, str]]) -> list[str]:
     return [lines[0], rule, *lines[1:]] if table else []
 
 
-def number(value: float | None, how: str, scale: float = 1.0) -> str:
-    """A cell; a dash where there is none."""
+def _number(value: float | None, how: str, scale: float = 1.0) -> str:
+    """A cell; a dash where there is no number."""
     return "-" if value is None else format(value * scale, how)
 
 
-def _get(name: str) -> Figure:
-    return lambda record: record.get(name)
-
-
-def _by(over: str, under: str) -> Figure:
-    """A counter by another; None where the arm has none of them."""
-
-    def ratio(record: Record) -> float | None:
-        values = {**record.get("counters", {}), "n_decoded": record.get("n_decoded", 0)}
-        return values[over] / values[under] if over in values and values.get(under) else None
-
-    return ratio
-
-
-_SPEED = _get("tokens_per_second")
+def _flat(record: Record) -> Record:
+    """The record with figures of its groups by GROUP.NAME."""
+    groups = {name: of for name, of in record.items() if isinstance(of, Mapping)}
+    return {
+        **record,
+        **{f"{group}.{name}": each for group, of in groups.items() for name, each in of.items()},
+    }
 
 
 class Results:
-    """The repetitions of a run by limit and arm. order: of these in the run."""
+    """The repetitions of a run by limit and arm."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.run = records[0]
         self.has_device = "source" in self.run
-        self._all: dict[Key, list[Record]] = {}
+        self.all: dict[Key, list[Record]] = {}
         for record in records[1:]:
-            self._all.setdefault((record["limit"], record["arm"]), []).append(record)
-        self.order = list(self._all)
-        self._good = {key: [r for r in group if "error" not in r] for key, group in self._all.items()}
+            self.all.setdefault((record["limit"], record["arm"]), []).append(_flat(record))
+        self._good = {key: [r for r in group if "error" not in r] for key, group in self.all.items()}
 
     def errors(self) -> list[str]:
         """Errors, without repetitions."""
-        failed = (r for group in self._all.values() for r in group if "error" in r)
-        at = {limit: "" if limit is None else f" at {limit:.0%}" for limit, _ in self._all}
+        failed = (r for group in self.all.values() for r in group if "error" in r)
+        at = {limit: "" if limit is None else f" at {limit:.0%}" for limit, _ in self.all}
         return list(dict.fromkeys(f"{r['arm']}{at[r['limit']]}: {r['error']}" for r in failed))
 
-    def median(self, key: Key, figure: Figure) -> float | None:
+    def median(self, key: Key, figure: str) -> float | None:
         """Over the repetitions that have this figure."""
-        values = [value for r in self._good.get(key, []) if (value := figure(r)) is not None]
+        values = [value for r in self._good.get(key, []) if (value := r.get(figure)) is not None]
         return median(values) if values else None
 
-    def _to_stock(self, key: Key, better: Callable[..., float], figure: Figure) -> float | None:
+    def _to_stock(self, key: Key, better: Callable[..., float], figure: str) -> float | None:
         """The arm's figure by that of stock under the same limit."""
         names = ("stock",) if key[0] is None and not self.has_device else _BESIDE
-        keys = [(limit, arm) for limit, arm in self._all if limit == key[0] and kind(arm) in names]
+        keys = [(limit, arm) for limit, arm in self.all if limit == key[0] and kind(arm) in names]
         values = [value for each in keys if (value := self.median(each, figure)) is not None]
         own = self.median(key, figure)
         return own / better(values) if own is not None and values else None
@@ -114,42 +97,28 @@ class Results:
         """
         limit, arm = key
         speeds = [r["tokens_per_second"] for r in self._good[key]]
-        n_failed = len(self._all[key]) - len(speeds)
-        speed = self.median(key, _SPEED)
+        n_failed = len(self.all[key]) - len(speeds)
         figures = {
             "source": self.run.get("source", "-"),
             "device memory" if self.has_device else "memory": "all" if limit is None else f"{limit:.0%}",
             "arm": arm + (f" ({n_failed} failed)" if n_failed else ""),
-            "token/s": number(speed, ".2f"),
+            "token/s": _number(self.median(key, "tokens_per_second"), ".2f"),
             "least - most": f"{min(speeds):.2f} - {max(speeds):.2f}" if speeds else "-",
-            "kept": self._ratio(speed, (None, "stock"), ".0%"),
-            "to stock": number(self._to_stock(key, max, _SPEED), ".2f"),
-            "to demand": self._ratio(speed, (None, DEMAND), ".2f"),
-            **{f"first token, {n}": self._first_token(key, str(n)) for n in self.run["options"]["prompts"]},
+            "kept": self._ratio(key, (None, "stock"), ".0%"),
+            "to stock": _number(self._to_stock(key, max, "tokens_per_second"), ".2f"),
+            "to demand": self._ratio(key, (None, DEMAND), ".2f"),
+            **{f"first token, {n}": self._first_token(key, n) for n in self.run["options"]["prompts"]},
+            **{title: _number(self.median(key, name), how, by) for title, (name, how, by) in _OWN.items()},
         }
-        for name, figure, how, scale in self._columns():
-            figures[name] = number(self.median(key, figure), how, scale)
-        for record in self._good[key][:1]:  # a modelled machine repeats itself
-            for group, (title, how) in _GROUPS.items():
-                own = record.get(group, {})
-                figures |= {title.format(name): number(value, how) for name, value in own.items()}
         return {name: cell for name, cell in figures.items() if cell != "-"}
 
-    def _ratio(self, speed: float | None, to: Key, how: str) -> str:
-        base = self.median(to, _SPEED)
-        return number(speed / base if speed is not None and base else None, how)
+    def _ratio(self, key: Key, to: Key, how: str) -> str:
+        speed, base = (self.median(each, "tokens_per_second") for each in (key, to))
+        return _number(speed / base if speed is not None and base else None, how)
 
-    def _columns(self) -> Iterator[tuple[str, Figure, str, float]]:
-        yield from ((title, _get(name), how, scale) for title, (name, how, scale) in OWN.items())
-        device = _ON_A_DEVICE if self.has_device else {}
-        yield from ((name, _by(of, by), how, scale) for name, (of, by, how, scale) in device.items())
-
-    def _first_token(self, key: Key, prompt: str) -> str:
-        def took(record: Record) -> float | None:
-            return record.get("ttft_s", {}).get(prompt)
-
+    def _first_token(self, key: Key, prompt: int) -> str:
+        took, n_bytes = f"ttft_s.{prompt}", self.median(key, f"ttft_bytes.{prompt}")
         seconds = self.median(key, took)
-        n_bytes = self.median(key, lambda record: record.get("ttft_bytes", {}).get(prompt))
         if seconds is None or n_bytes is None:
             return "-"
         ratio = self._to_stock(key, min, took)
@@ -159,7 +128,7 @@ class Results:
 def table(results: Results) -> str:
     """The run and its rows, as tables of Markdown."""
     head = [{"run": name, "": _text(value)} for name, value in results.run.items() if value is not None]
-    return "\n".join([*markdown(head), "", *markdown([results.cells(key) for key in results.order])])
+    return "\n".join([*markdown(head), "", *markdown([results.cells(key) for key in results.all])])
 
 
 def _text(value: Any) -> str:

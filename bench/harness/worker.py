@@ -286,12 +286,19 @@ class Session:
         self.llama.llama_model_free(self.model)
 
 
-def counted(session: Session, before: CacheStats | None, seconds: float) -> dict[str, Any]:
+def counted(session: Session, before: CacheStats | None, seconds: float, n_tokens: int) -> dict[str, Any]:
     """Counters since `before`, and rates of the cache if there is one."""
     if before is None or session.cache is None:
         return {"counters": {}, "info": {}}
     counters = asdict(session.cache.stats().since(before))
-    return {**asdict(rates({}, counters, seconds, 0)), "counters": counters, "info": session.cache.info()}
+    found = {**asdict(rates({}, counters, seconds, 0)), "counters": counters, "info": session.cache.info()}
+    if session.device:
+        n_layers, n_bytes = max(1, counters["layers_computed"]), counters["bytes_transferred"]
+        names = ("launches", "waits", "reads", "copies")
+        found["per_layer"] = {name: counters[f"device_{name}"] / n_layers for name in names}
+        found["moved_bytes_per_token"] = n_bytes / n_tokens
+        found["moved_bytes_per_second"] = n_bytes / counters["transfer_s"] if n_bytes else None
+    return found
 
 
 def decode(
@@ -342,7 +349,7 @@ def measure(job: Job) -> dict[str, Any]:
         "disk_bytes_per_token": (bytes_from_disk() - n_read) / len(times),
         "peak_rss_bytes": peak_rss_bytes(),
         "logits_crc": crcs[0],
-        **counted(session, before, sum(times)),
+        **counted(session, before, sum(times), len(times)),
     }
     if kept is not None:
         done = sum(job.prompts) + job.n_warm_up

@@ -230,7 +230,7 @@ def test_the_disk_is_measured_by_direct_reads(direct: bool, monkeypatch: pytest.
 def test_arms_take_turns_within_a_repetition(small: Path) -> None:
     arms = tuple(BY_NAME[name] for name in ("stock", "stock-plain", "ours-resident", "ours"))
     order = runner.turns(runner.BenchConfig(small, arms, limits=(0.5, 0.25), reps=2, stock=models.STOCK_DIR))
-    names = [(turn.limit, turn.arm.name) for turn in order]
+    names = [(limit, arm.name) for arm, limit in order]
     free = [(None, "stock"), (None, "stock-plain"), (None, "ours-resident")]
     once = [*free, *((limit, name) for limit in (0.5, 0.25) for name in ("stock", "ours"))]
     assert names == once * 2
@@ -305,8 +305,6 @@ def test_ik_llama_cpp_is_called_by_its_own_names(small: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--limits", "2"], "--limits takes shares, above 0 to 1"),
-        (["--limits", "0"], "--limits takes shares, above 0 to 1"),
         (["--reps", "0"], "--reps takes a positive number"),
         (["--prompts", "0"], "--prompts and --depth take numbers of tokens"),
         (["--depth", "-1"], "--prompts and --depth take numbers of tokens"),
@@ -330,11 +328,14 @@ def test_a_wrong_value_is_found_before_a_model_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_limit_that_is_no_number_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("limit", ["nope", "2", "0"])
+def test_a_limit_that_is_no_share_is_a_wrong_command_line(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        compare.main(["--shape", "tiny", "--limits", "nope"])
+        compare.main(["--shape", "tiny", "--limits", limit])
     assert ended.value.code == 2
-    assert "nope is no share" in capsys.readouterr().err
+    assert f"{limit} is no share; give numbers above 0 to 1, or none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

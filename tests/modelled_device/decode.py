@@ -75,7 +75,7 @@ def measure(job: Job) -> dict[str, Any]:
     spent(*[1] * job.n_warm_up)
     stats = session.counters()
     found = spent(*[1] * job.n_tokens)
-    of_cache = counted(session, stats, found["now"] / 1e9)
+    of_cache = counted(session, stats, found["now"] / 1e9, job.n_tokens)
     session.close()
     n_layers = shape.n_layers * job.n_tokens
     return of_cache | {
