@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from py_mini_racer import MiniRacer
-from servers import LONG, Server, serving, streaming, wait_until
+from servers import LONG, Server, serving, streaming
 
 from pyhobbit.cli import server_flags
 from pyhobbit.engine.stats import rates
@@ -31,12 +31,12 @@ class Element {
   }
 }
 const elements = {}, sent = [];
-let answers = {}, clock = 0, later = null, kept = "k";
+let answers = {}, later = null, kept = "k";
 const document = {
   getElementById: (id) => elements[id] ??= new Element(), createElement: () => new Element(),
 };
 const sessionStorage = { getItem: () => kept, setItem: (_, key) => { kept = key; } };
-const AbortSignal = { timeout: () => null }, performance = { now: () => clock };
+const AbortSignal = { timeout: () => null };
 const setTimeout = (run) => { later = run; }, prompt = () => "other";
 class Option { constructor(text) { this.text = text; } }
 async function fetch(path, options) {
@@ -46,7 +46,7 @@ async function fetch(path, options) {
   return { ok: status === 200, status, json: async () => body };
 }
 """
-TESTED = "{ elements, sent, tick: (others) => { answers = others; clock += 2000; later(); } }"
+TESTED = "{ elements, sent, tick: (others) => { answers = others; later(); } }"
 
 
 class Panel:
@@ -56,7 +56,7 @@ class Panel:
         self._js = js
 
     def tick(self, answers: dict[str, Any]) -> None:
-        """Two seconds later."""
+        """Gives the page its next answers."""
         self._js.eval(f"page.tick({json.dumps(answers)})")
 
     def text(self, name: str, field: str = "text") -> str:
@@ -83,7 +83,7 @@ def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def _answers(server: Server) -> dict[str, Any]:
-    return {path: [200, server.request(path).json] for path in ("/hobbit", "/props", "/slots", "/v1/models")}
+    return {path: [200, server.request(path).json] for path in ("/hobbit", "/v1/models")}
 
 
 def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
@@ -94,7 +94,6 @@ def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
     with showing(server, before) as panel:
         panel.tick(after)
         figures = dict(line.split("\t") for line in panel.text("figures").splitlines() if "\t" in line)
-        states = [line.split("\t")[1] for line in panel.text("slots").splitlines()]
         assert panel.text("error") == ""
         assert {key for _, key in panel.sent()[1:]} == {"Bearer k"}
         assert "without its page" in panel.text("main", "innerHTML")
@@ -114,7 +113,6 @@ def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
     shares = [float(each.split()[0]) for each in figures["high, low, skipped"].split(", ")]
     assert sum(shares) == pytest.approx(100, abs=0.2)
     assert min(shares) > 0
-    assert sorted(states) == ["answers", "answers", "idle", "state"]
 
 
 def test_without_a_page_the_address_leads_to_the_panel(server: Server) -> None:
@@ -130,23 +128,6 @@ def test_the_panel_shows_how_far_a_prompt_is_read(server: Server) -> None:
     answers["/hobbit"][1]["reading"] = [{**part, "seconds_left": 12.3}]
     with showing(server, answers) as panel:
         assert panel.text("prompts").startswith("slot 1 reads\t712 of 4000 tokens, 13 s left\n")
-
-
-def test_the_panel_lets_the_model_sleep(tiny_gguf: Path, tmp_path: Path) -> None:
-    with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--sleep-idle-seconds", 2) as idle:
-
-        def sleeps() -> bool:
-            if not (asleep := idle.request("/props").json["is_sleeping"]):
-                idle.request("/slots")
-            return asleep
-
-        wait_until(sleeps)
-        answers = {path: [200, idle.request(path).json] for path in ("/hobbit", "/props")}
-        with showing(idle, answers) as panel:
-            panel.tick(answers)
-            asked = {path for path, _ in panel.sent()}
-        assert "/props" in asked
-        assert "/slots" not in asked
 
 
 def test_the_panel_says_what_it_cannot_show(server: Server) -> None:
