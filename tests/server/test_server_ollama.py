@@ -273,11 +273,11 @@ def test_texts_are_embedded_by_a_model_of_a_folder(tiny_gguf: Path, tmp_path: Pa
             client.embed("other", PROMPT)
 
 
-def test_a_server_that_pools_nothing_names_the_option(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_server_that_pools_nothing_says_so(tiny_gguf: Path, tmp_path: Path) -> None:
     with serving(tiny_gguf, tmp_path / "log", "--pools", "6M", "--embeddings") as server:
         for path in ("/v1/embeddings", "/api/embed"):
             answer = server.request(path, {"model": "tiny", "input": "x"})
-            assert (answer.status, "start it with --pooling mean" in answer.text) == (400, True)
+            assert (answer.status, "Pooling type 'none' is not OAI compatible" in answer.text) == (400, True)
 
 
 def test_a_strict_template_takes_tool_calls(tiny_gguf: Path, tmp_path: Path) -> None:
