@@ -5,28 +5,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
+#include <map>
 #include <stdexcept>
 
 int64_t server_ollama_duration_ms(const json & value) {
-    const std::string                          text = value.is_string() ? value.get<std::string>() : value.dump() + "s";
-    static const std::map<std::string, double> units = {
-        { "ms", 1 }, { "s", 1e3 }, { "m", 60e3 }, { "h", 3600e3 }, { "", 1e3 }
-    };
+    static const std::map<std::string, double> units = { { "", 1e3 }, { "s", 1e3 }, { "m", 60e3 }, { "h", 3600e3 } };
+
     constexpr double MOST = 100 * 365 * 86400e3;
-    double           sum  = 0;
-    const char *     at   = text.c_str();
-    do {
-        char *            end    = nullptr;
-        const double      number = std::strtod(at, &end);
-        const std::string unit(end, std::strspn(end, "hms"));
-        sum += units.count(unit) ? std::abs(number) * units.at(unit) : MOST;
-        if (end == at || !(sum < MOST)) {
-            throw std::invalid_argument("keep_alive must be seconds, or a text like 5m");
-        }
-        at = end + unit.size();
-    } while (*at);
-    return int64_t(text[0] == '-' ? -sum : sum);
+
+    const std::string text   = value.is_string() ? value.get<std::string>() : value.dump();
+    char *            rest   = nullptr;
+    const double      number = std::strtod(text.c_str(), &rest);
+    const auto        unit   = units.find(rest);
+    const double      ms     = rest == text.c_str() || unit == units.end() ? MOST : number * unit->second;
+    if (!(std::abs(ms) < MOST)) {
+        throw std::invalid_argument("keep_alive must be seconds, or a text like 5m");
+    }
+    return int64_t(ms);
 }
 
 std::string server_ollama_name(const json & body) {

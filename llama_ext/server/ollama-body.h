@@ -11,7 +11,7 @@
 // The model that a request names. Clients that know tags send NAME:latest.
 std::string server_ollama_name(const common_json & body);
 
-// Milliseconds of a number of seconds, or of a text like 90s, 5m or 1h30m.
+// Milliseconds of a number of seconds, or of a text like 90s, 5m or 1h.
 int64_t server_ollama_duration_ms(const common_json & value);
 
 // The same request in OpenAI's form. is_raw: its prompt goes to the model as it is
