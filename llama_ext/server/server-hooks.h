@@ -163,8 +163,8 @@ class server_hooks {
     // A request that asks for text has been read. Throws std::invalid_argument to refuse it.
     virtual void request(task_params &) {}
 
-    // A prompt is to be tokenized, or files are to be decoded. These may wait, and throw.
-    virtual void prompt(const llama_vocab *, const common_json &, int32_t /* n_ctx */) {}
+    // A prompt or several are to be tokenized, or files are to be decoded. These may wait, and throw.
+    virtual void prompt(const common_json &) {}
     virtual void media(const mtmd_context *, const std::vector<std::vector<unsigned char>> &) {}
 
     // May a request begin beside others?

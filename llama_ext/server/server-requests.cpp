@@ -295,18 +295,12 @@ class requests_hooks : public server_hooks {
         if (!ctx) {
             return;
         }
-        const auto *   vocab      = llama_model_get_vocab(llama_get_model(ctx));
         const bool     is_bounded = llama_model_expert_cache(llama_get_model(ctx));
         const uint64_t all        = is_bounded ? g_planned : NO_LIMIT;
         g_bodies.set_limit(all / 8);
         g_trees.set_limit(all / 2);
         g_texts.set_limit(all / 8 * 3);
         common_before_tokenize = is_bounded ? hold_text : [](size_t) {};
-        size_t longest         = 1;
-        for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); token++) {
-            longest = std::max(longest, std::strlen(llama_vocab_get_text(vocab, token)));
-        }
-        longest_ = longest;
     }
 
     void listen(httplib::Server & server, const common_params & params) override {
@@ -373,30 +367,17 @@ class requests_hooks : public server_hooks {
         };
     }
 
-    // Throws for a prompt, or one of several, that has more bytes than n_ctx tokens can spell, and for too many
-    // prompts.
-    void prompt(const llama_vocab * vocab, const json & prompt, int32_t n_ctx) override {
-        if (prompt.is_array()) {
-            const bool is_one = prompt.empty() || prompt.at(0).is_number();
-            if (!is_one && is_bounded() && prompt.size() > MAX_PROMPTS) {
-                throw std::invalid_argument(string_format("the request has %zu prompts; send at most %zu at once",
-                                                          prompt.size(), size_t(MAX_PROMPTS)));
-            }
-            if (!is_one && reading::here) {
-                reading::here->n_prompts = std::max<uint64_t>(reading::here->n_prompts, prompt.size());
-            }
-            for (const json & each : prompt) {
-                if (!each.is_number()) {
-                    this->prompt(vocab, each, n_ctx);
-                }
-            }
+    // Throws for too many prompts.
+    void prompt(const json & prompt) override {
+        if (!prompt.is_array() || prompt.empty() || prompt.at(0).is_number()) { // one
             return;
         }
-        const size_t size = prompt.is_string() ? prompt.get<std::string>().size() : 0;
-        if (is_bounded() && size > size_t(n_ctx) && size > size_t(n_ctx) * longest_) {
-            throw std::invalid_argument(
-                string_format("the prompt has %zu bytes, more than the context of %d tokens can hold; shorten it", size,
-                              n_ctx));
+        if (is_bounded() && prompt.size() > MAX_PROMPTS) {
+            throw std::invalid_argument(string_format("the request has %zu prompts; send at most %zu at once",
+                                                      prompt.size(), size_t(MAX_PROMPTS)));
+        }
+        if (reading::here) {
+            reading::here->n_prompts = std::max<uint64_t>(reading::here->n_prompts, prompt.size());
         }
     }
 
@@ -438,8 +419,6 @@ class requests_hooks : public server_hooks {
         server_threads       = memory == 0 ? 1024 : int(std::clamp<uint64_t>(g_planned / 2 / CONNECTION, 8, 1024));
         return planned;
     }
-
-    std::atomic<size_t> longest_{ 1 }; // bytes of a token of the vocabulary
 };
 
 } // namespace

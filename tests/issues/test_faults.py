@@ -78,8 +78,8 @@ def test_a_server_keeps_its_memory_under_long_prompts(tiny_gguf: Path, tmp_path:
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
         ):
             answer = server.request(path, body)
-            assert answer.status == 400
-            assert "more than the context of 512 tokens can hold; shorten it" in answer.error
+            assert answer.status == 413
+            assert "are planned for that; shorten it" in answer.error
         assert server.peak() - before < 64 << 20
         assert server.complete()
 
