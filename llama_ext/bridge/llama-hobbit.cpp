@@ -14,7 +14,6 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
-#include <map>
 #include <stdexcept>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -94,16 +93,11 @@ static void llama_hobbit_check_override(const gguf_context * metadata, const lla
         case GGUF_TYPE_STRING:  llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_STR); break;
         case GGUF_TYPE_FLOAT32:
         case GGUF_TYPE_FLOAT64: llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_FLOAT); break;
-        default:                llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_INT); break;
-    }
-    static const std::map<gguf_type, std::pair<int64_t, int64_t>> ranges = {
-        { GGUF_TYPE_UINT8, { 0, UINT8_MAX } },   { GGUF_TYPE_INT8, { INT8_MIN, INT8_MAX } },
-        { GGUF_TYPE_UINT16, { 0, UINT16_MAX } }, { GGUF_TYPE_INT16, { INT16_MIN, INT16_MAX } },
-        { GGUF_TYPE_UINT32, { 0, UINT32_MAX } }, { GGUF_TYPE_INT32, { INT32_MIN, INT32_MAX } },
-    };
-    const auto range = ranges.find(gguf_get_kv_type(metadata, id));
-    if (range != ranges.end() && (kv.val_i64 < range->second.first || kv.val_i64 > range->second.second)) {
-        fail(format("cannot be %lld", (long long) kv.val_i64));
+        default:
+            llama_hobbit_check_type(kv, LLAMA_KV_OVERRIDE_TYPE_INT);
+            if (kv.val_i64 != int64_t(uint32_t(kv.val_i64))) { // llama.cpp reads so many bits
+                fail(format("cannot be %lld", (long long) kv.val_i64));
+            }
     }
 }
 
