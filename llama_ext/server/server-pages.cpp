@@ -4,7 +4,8 @@
 #include "server-hooks.h"
 #include "server-http.h"
 
-// The panel, which shows the expert cache beside the conversation, and a page that leads to it in place of llama.cpp's.
+// The panel, which shows the expert cache beside the conversation, and takes the place of llama.cpp's page where that
+// is not built.
 
 namespace {
 
@@ -12,25 +13,18 @@ constexpr char PANEL[] =
 #include "panel.html"
     ;
 
-constexpr char NO_PAGE[] =
-    "<!doctype html><meta http-equiv=refresh content='4; url=panel'><title>pyhobbit</title>"
-    "<p>This build has no page for conversations: <code>make install WEB_PAGE=ON</code> adds one by npm. "
-    "<a href=panel>The panel</a> shows the expert cache, and programs find OpenAI's and Ollama's APIs here.";
-
-server_handler page(const char * text) {
-    return [text](const server_http_req &) {
-        auto res          = std::make_unique<server_http_res>();
-        res->content_type = "text/html; charset=utf-8";
-        res->data         = text;
-        return res;
-    };
+std::unique_ptr<server_http_res> panel(const server_http_req &) {
+    auto res          = std::make_unique<server_http_res>();
+    res->content_type = "text/html; charset=utf-8";
+    res->data         = PANEL;
+    return res;
 }
 
 class pages_hooks : public server_hooks {
   public:
     void routes(const server_http_context & http, server_routes &) override {
-        http.get("/panel", page(PANEL));
-        http.get("/", page(NO_PAGE)); // llama.cpp's page has this address already where there is one
+        http.get("/panel", panel);
+        http.get("/", panel); // llama.cpp's page has this address already where there is one
     }
 };
 

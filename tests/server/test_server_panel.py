@@ -115,11 +115,10 @@ def test_the_panel_shows_what_two_clients_do(server: Server) -> None:
     assert min(shares) > 0
 
 
-def test_without_a_page_the_address_leads_to_the_panel(server: Server) -> None:
+def test_without_a_page_the_address_is_the_panel(server: Server) -> None:
     answer = server.request("/")
     assert answer.status == 200
-    leads = "url=panel" in answer.text and "make install WEB_PAGE=ON" in answer.text
-    assert leads != server_flags.has_web_page()
+    assert (answer.text == server.request("/panel").text) != server_flags.has_web_page()
 
 
 def test_the_panel_shows_how_far_a_prompt_is_read(server: Server) -> None:
