@@ -48,26 +48,6 @@ class checkpoint_hooks : public server_hooks {
         server_add_override(params, "hobbit.least_snapshots", n_drafts);
     }
 
-    // The slot with the most checkpoints drops its oldest; among equals this slot, then the one unused for longest.
-    void checkpoint(const server_slot_views & slots, server_checkpoint & wanted) override {
-        const auto rank = [&](const server_slot_view & slot) {
-            return std::make_tuple(slot.checkpoints->size(), slot.id == wanted.id, -slot.t_last_used);
-        };
-        size_t                   held   = wanted.size;
-        const server_slot_view * victim = nullptr;
-        for (const auto & slot : slots) {
-            held += slot.draft_bytes;
-            for (const auto & each : *slot.checkpoints) {
-                held += each.size();
-            }
-            if (!slot.checkpoints->empty() && (!victim || rank(slot) > rank(*victim))) {
-                victim = &slot;
-            }
-        }
-        wanted.fits   = held <= server_report_checkpoint_bytes();
-        wanted.victim = wanted.fits || !victim ? -1 : victim->id;
-    }
-
     // The slots that were used last, as far as the bytes reach.
     void keep(llama_context * ctx, const server_slot_views & slots, bool is_end, const keeper & keep) override {
         const char * given = std::getenv("HOBBIT_KEEP_SLOTS");
@@ -101,5 +81,25 @@ class checkpoint_hooks : public server_hooks {
 };
 
 } // namespace
+
+// The slot with the most checkpoints drops its oldest; among equals this slot, then the one unused for longest.
+int32_t server_checkpoint_victim(const server_slot_views & slots, int32_t id_slot, size_t size, bool & fits) {
+    const auto rank = [&](const server_slot_view & slot) {
+        return std::make_tuple(slot.checkpoints->size(), slot.id == id_slot, -slot.t_last_used);
+    };
+    size_t                   held   = size;
+    const server_slot_view * victim = nullptr;
+    for (const auto & slot : slots) {
+        held += slot.draft_bytes;
+        for (const auto & each : *slot.checkpoints) {
+            held += each.size();
+        }
+        if (!slot.checkpoints->empty() && (!victim || rank(slot) > rank(*victim))) {
+            victim = &slot;
+        }
+    }
+    fits = held <= server_report_checkpoint_bytes();
+    return fits || !victim ? -1 : victim->id;
+}
 
 server_hooks & server_hooks_checkpoints = server_hooks_of<checkpoint_hooks>();

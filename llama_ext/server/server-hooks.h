@@ -4,11 +4,11 @@
 // The interface by which llama-server asks and tells us. The patches call these hooks, and each file that has a part in
 // the server implements some of them. A hook that no file implements does nothing.
 //
-// Thread-safety: the thread that computes calls `use`, `failure` and the hooks of slots and passes. Any thread calls
-// the others; `start`, `listen` and `routes` come before all threads.
+// Thread-safety: the thread that computes calls `use` and the hooks of passes. Any thread calls the others; `start`,
+// `listen` and `routes` come before all threads.
 
 #include "hobbit.h"
-#include "llama.h"
+#include "llama-expert-cache.h"
 
 #include <functional>
 #include <list>
@@ -76,19 +76,6 @@ struct server_slot_view {
 
 using server_slot_views = std::vector<server_slot_view>;
 
-// A request begins in a slot.
-struct server_slot_start {
-    llama_context *            ctx;
-    int32_t                    id; // the slot's
-    const server_task_hobbit & hobbit;
-    hobbit_precision           prompt;       // lowest precision of the slot's tokens
-    bool                       shares_cells; // it shares cells of the context with other slots
-
-    hobbit_precision asked        = SERVER_NO_TOKENS; // precision that the request asks for
-    bool             keeps_prompt = true;             // the slot's tokens may enter the answer
-    std::string      error;                           // why the request is refused; "": it is not
-};
-
 // The next pass: whose turn it is, and how much it reads of long prompts.
 struct server_pass {
     // A prompt with more tokens left is long: the next pass need not read it.
@@ -121,23 +108,6 @@ struct server_pass {
     }
 };
 
-// A request that asks for slots, which other requests may have.
-struct server_ask {
-    int32_t id_task;
-    int32_t n_tokens;   // tokens of its prompt
-    int32_t n_children; // further slots
-    int32_t n_cells;    // that all slots share; 0: they share none
-};
-
-// A slot wants to keep a checkpoint of its context.
-struct server_checkpoint {
-    int32_t id; // the slot's
-    size_t  size;
-
-    int32_t victim = -1; // slot that must give its oldest checkpoint first; -1: none
-    bool    fits   = true;
-};
-
 class server_hooks {
   public:
     virtual ~server_hooks() = default;
@@ -167,12 +137,6 @@ class server_hooks {
     virtual void prompt(const common_json &) {}
     virtual void media(const mtmd_context *, const std::vector<std::vector<unsigned char>> &) {}
 
-    // May a request begin beside others?
-    virtual void admit(const server_slot_views &, const server_ask &, bool & /* may */) {}
-
-    virtual void slot_begins(server_slot_start &) {}
-    virtual void checkpoint(const server_slot_views &, server_checkpoint &) {}
-
     virtual void plan_pass(const server_slot_views &, server_pass &) {}
     virtual void before_pass(const server_slot_views &, const server_pass &, int32_t /* n_tokens */) {}
     virtual void after_pass() {}
@@ -187,15 +151,6 @@ class server_hooks {
     // Keeps slots in files when the server ends, and takes them back when it begins: `keep` does so for one.
     using keeper = std::function<void(int32_t, const std::string &)>;
     virtual void keep(llama_context *, const server_slot_views &, bool /* is_end */, const keeper & /* keep */) {}
-
-    // The slots have used up n_cells that they share: whose answer ends? -1: nobody's.
-    virtual void overflow(const server_slot_views &, int32_t /* n_cells */, int32_t & /* id */) {}
-
-    // A model was loaded or a computation failed: why it cannot be used, as far as known.
-    virtual void failure(const llama_context *, std::string &) {}
-
-    // A model was unloaded: is it loaded again at once, since it might compute then?
-    virtual void lost(bool & /* is_lost */) {}
 
     // The server has nothing to compute: milliseconds of that after which the model is unloaded; negative: never.
     virtual void idle(int64_t & /* ms */) {}
@@ -270,10 +225,31 @@ size_t server_save_slot(llama_context * ctx, const char * path, llama_seq_id seq
 // Threads of connections beside the first ones, at most. `listen` sets it.
 inline int server_threads = 0;
 
-// Waits the request since long for slots, before all others? Only the thread that computes asks.
+// --- Functions of single files, for the thread that computes.
+
+// May a request with so many tokens begin beside others? n_children: further slots that it takes.  n_cells: cells that
+// all slots share; 0: they share none
+bool server_may_begin(const server_slot_views & slots, int32_t id_task, int32_t n_tokens, int32_t n_children,
+                      int32_t n_cells);
+
+// Waits the request since long for slots, before all others?
 bool server_is_overdue(int32_t id_task);
 
+// The slots have used up n_cells that they share: whose answer ends? -1: nobody's.
+int32_t server_longest_answer(const server_slot_views & slots, int32_t n_cells);
+
+// Gives a slot's sequence the settings that its request brings. Returns why it is refused; "": it is not.
+std::string server_begin_settings(const llama_context * ctx, int32_t id_slot, const server_task_hobbit & asked,
+                                  bool shares_cells);
+
+// A slot wants to keep a checkpoint of that size: which slot must give its oldest one first? -1: none, and `fits` tells
+// whether it may be kept.
+int32_t server_checkpoint_victim(const server_slot_views & slots, int32_t id_slot, size_t size, bool & fits);
+
 // --- Functions of server-report.cpp and server-requests.cpp, for other hooks. Any thread may call them.
+
+// A model was loaded or a computation failed: why it cannot be used, or what is `known`.
+std::string server_report_failure(const llama_context * ctx, const std::string & known = "");
 
 // Has the model an expert cache?
 bool server_report_is_cached();

@@ -50,26 +50,6 @@ class passes_hooks : public server_hooks {
 
     void end() override { is_ending_ = true; }
 
-    // Slots are free, and the cells that they share hold this prompt beside other requests. One that waits for that, or
-    // for several slots at once, is not overtaken for ever: later ones wait for it where others are busy.
-    void admit(const server_slot_views & slots, const server_ask & ask, bool & may) override {
-        int64_t n_others = 0;
-        int32_t n_free   = 0;
-        for (const auto & slot : slots) {
-            n_others += slot.is_busy && !slot.is_child ? std::max(slot.n_tokens, slot.n_prompt) : 0;
-            n_free   += !slot.is_busy;
-        }
-        const auto own       = g_waits.lower_bound(ask.id_task);
-        const bool is_behind = n_free < int32_t(slots.size()) && std::any_of(g_waits.begin(), own, is_overdue);
-        const bool fits      = n_others == 0 || ask.n_cells == 0 || n_others + ask.n_tokens < ask.n_cells;
-        may                  = may && !is_behind && fits && (n_free == 0 || n_free > ask.n_children);
-        if (may && n_free > 0) {
-            g_waits.erase(ask.id_task);
-        } else if (!may && !is_behind) {
-            g_waits.emplace(ask.id_task, seconds());
-        }
-    }
-
     // Requests with passes of their own take turns with all others, and short prompts never wait for long ones.
     void plan_pass(const server_slot_views & slots, server_pass & pass) override {
         const int32_t n_waiting = int32_t(std::count_if(slots.begin(), slots.end(), is_writing));
@@ -141,20 +121,6 @@ class passes_hooks : public server_hooks {
         for (const auto & prompt : prompts_) {
             tell(prompt.id, prompt.n_tokens - int32_t(prompt.n_prompt_batch * (1.0 - share())));
         }
-    }
-
-    // Ends the longest answer.
-    void overflow(const server_slot_views & slots, int32_t n_cells, int32_t & id) override {
-        int64_t n_all     = 0;
-        int32_t n_longest = -1;
-        for (const auto & slot : slots) {
-            n_all += slot.n_tokens;
-            if (slot.is_writing && slot.n_tokens > n_longest) {
-                n_longest = slot.n_tokens;
-                id        = slot.id;
-            }
-        }
-        id = n_all > n_cells ? id : -1;
     }
 
     // The prompts that are read: slot, tokens read, in all and in this pass, its layers, and seconds left if known.
@@ -240,9 +206,44 @@ class passes_hooks : public server_hooks {
 
 } // namespace
 
+// Slots are free, and the cells that they share hold this prompt beside other requests. One that waits for that, or for
+// several slots at once, is not overtaken for ever: later ones wait for it where others are busy.
+bool server_may_begin(const server_slot_views & slots, int32_t id_task, int32_t n_tokens, int32_t n_children,
+                      int32_t n_cells) {
+    int64_t n_others = 0;
+    int32_t n_free   = 0;
+    for (const auto & slot : slots) {
+        n_others += slot.is_busy && !slot.is_child ? std::max(slot.n_tokens, slot.n_prompt) : 0;
+        n_free   += !slot.is_busy;
+    }
+    const auto own       = g_waits.lower_bound(id_task);
+    const bool is_behind = n_free < int32_t(slots.size()) && std::any_of(g_waits.begin(), own, is_overdue);
+    const bool fits      = n_others == 0 || n_cells == 0 || n_others + n_tokens < n_cells;
+    const bool may       = !is_behind && fits && (n_free == 0 || n_free > n_children);
+    if (may && n_free > 0) {
+        g_waits.erase(id_task);
+    } else if (!may && !is_behind) {
+        g_waits.emplace(id_task, seconds());
+    }
+    return may;
+}
+
 bool server_is_overdue(int32_t id_task) {
     const auto wait = g_waits.find(id_task);
     return wait != g_waits.end() && is_overdue(*wait);
+}
+
+int32_t server_longest_answer(const server_slot_views & slots, int32_t n_cells) {
+    int64_t n_all     = 0;
+    int32_t n_longest = -1, id = -1;
+    for (const auto & slot : slots) {
+        n_all += slot.n_tokens;
+        if (slot.is_writing && slot.n_tokens > n_longest) {
+            n_longest = slot.n_tokens;
+            id        = slot.id;
+        }
+    }
+    return n_all > n_cells ? id : -1;
 }
 
 server_hooks & server_hooks_passes = server_hooks_of<passes_hooks>();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "server-hooks.h"
 
-#include "llama-expert-cache.h"
 #include "server-common.h"
 #include "server-context.h"
 #include "server-http.h"
@@ -229,8 +228,9 @@ static std::string public_failure() {
     return waiting_for_disk();
 }
 
-// Why the cache computes nothing any more; "" where it computes.
-static std::string check(const llama_context * ctx) {
+// --- for other hooks
+
+std::string server_report_failure(const llama_context * ctx, const std::string & known) {
     char                 err[1024];
     const hobbit_model * model   = llama_model_expert_cache(llama_get_model(ctx));
     std::string          failure = model && !hobbit_check(model, err, sizeof(err)) ? err : "";
@@ -242,10 +242,8 @@ static std::string check(const llama_context * ctx) {
 
     std::lock_guard<std::mutex> lock(g_cache.mutex);
     g_cache.failure = failure;
-    return failure;
+    return failure.empty() ? known : failure;
 }
-
-// --- for other hooks
 
 bool server_report_is_cached() {
     std::lock_guard<std::mutex> lock(g_cache.mutex);
@@ -298,21 +296,13 @@ class report_hooks : public server_hooks {
         }
     }
 
-    void failure(const llama_context * ctx, std::string & reason) override {
-        const std::string own = check(ctx);
-        reason                = own.empty() ? reason : own;
-    }
-
-    // A machine that was lost may come back: the model is unloaded, and loaded as soon as that works.
-    void lost(bool & is_lost) override { is_lost = llama_lost_machine() != nullptr; }
-
     void work(bool & is_work) override {
         if (is_work) {
             say_busy(true);
         }
     }
 
-    // The model stays while a request is read.
+    // The model stays while a request is read. A machine that was lost may come back: the model is unloaded at once.
     void idle(int64_t & ms) override {
         say_busy(false);
         ms = g_n_running > 0 ? -1 : llama_lost_machine() ? 0 : ms;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "server-hooks.h"
 
-#include "llama-expert-cache.h"
 #include "server-common.h"
 #include "server-http.h"
 #include "stb/stb_image.h"

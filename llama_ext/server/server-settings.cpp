@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "llama-expert-cache.h"
 #include "server-common.h"
 #include "server-schema.h"
 
@@ -106,28 +105,28 @@ class settings_hooks : public server_hooks {
                                  ctx.params.hobbit = parse_settings(data.at("hobbit"));
                              }));
     }
-
-    void slot_begins(server_slot_start & start) override {
-        hobbit_context * context = llama_expert_cache_context(start.ctx);
-        const auto &     changes = start.hobbit.settings;
-        char             err[1024];
-        if (context) {
-            hobbit_begin_sequence(context, start.id);
-        }
-        if (!context && !changes.empty()) {
-            start.error = "Field 'hobbit': this model runs without an expert cache, so it has no thresholds";
-        } else if (!changes.empty() && !hobbit_change_sequence_settings(context, start.id, changes.data(),
-                                                                        changes.size(), err, sizeof(err))) {
-            start.error = std::string("Field 'hobbit': ") + err;
-        } else if (start.hobbit.alone && start.shares_cells) {
-            start.error = "Field 'hobbit': alone needs a context of its own for each slot: start the server with "
-                          "--no-kv-unified";
-        }
-        start.asked        = server_precision(start.ctx, start.id);
-        start.keeps_prompt = !start.hobbit.alone && hobbit_precision_covers(start.prompt, start.asked);
-    }
 };
 
 } // namespace
+
+std::string server_begin_settings(const llama_context * ctx, int32_t id_slot, const server_task_hobbit & asked,
+                                  bool shares_cells) {
+    hobbit_context * context = llama_expert_cache_context(ctx);
+    const auto &     changes = asked.settings;
+    char             err[1024];
+    if (context) {
+        hobbit_begin_sequence(context, id_slot);
+    }
+    if (!context && !changes.empty()) {
+        return "Field 'hobbit': this model runs without an expert cache, so it has no thresholds";
+    }
+    if (!changes.empty() &&
+        !hobbit_change_sequence_settings(context, id_slot, changes.data(), changes.size(), err, sizeof(err))) {
+        return std::string("Field 'hobbit': ") + err;
+    }
+    return asked.alone && shares_cells ? "Field 'hobbit': alone needs a context of its own for each slot: start the "
+                                         "server with --no-kv-unified"
+                                       : "";
+}
 
 server_hooks & server_hooks_settings = server_hooks_of<settings_hooks>();

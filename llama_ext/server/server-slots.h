@@ -27,7 +27,7 @@ struct server_door {
     // A model was loaded: can it be used?
     static bool is_loaded(Server & server) {
         server_call(&server_hooks::use, server.ctx_tgt);
-        const auto failure = server_value(&server_hooks::failure, std::string(), server.ctx_tgt);
+        const auto failure = server_report_failure(server.ctx_tgt);
         if (!failure.empty()) {
             SRV_ERR("failed to warm up the model: %s\n", failure.c_str());
         }
@@ -111,18 +111,19 @@ struct server_door {
     template <class Slot>
     static bool begin(Server & server, Slot & slot, const server_task & task) {
         make_room(server, slot, {}); // a prompt of the cache brings its own checkpoints
-        const bool        shares = server.params_base.kv_unified && server.slots.size() > 1;
-        server_slot_start start  = { server.ctx_tgt, slot.id, task.params.hobbit, slot.prompt.hobbit, shares };
-        server_call(&server_hooks::slot_begins, start);
-        if (!start.error.empty()) {
-            server.send_error(task, start.error, ERROR_TYPE_INVALID_REQUEST);
+        const auto & hobbit = task.params.hobbit;
+        const bool   shares = server.params_base.kv_unified && server.slots.size() > 1;
+        const auto   error  = server_begin_settings(server.ctx_tgt, slot.id, hobbit, shares);
+        if (!error.empty()) {
+            server.send_error(task, error, ERROR_TYPE_INVALID_REQUEST);
             return false;
         }
         // tokens computed in lower precision than this request asks for must not enter its answer
-        if (!task.params.cache_prompt || !start.keeps_prompt) {
+        const auto asked = server_precision(server.ctx_tgt, slot.id);
+        if (!task.params.cache_prompt || hobbit.alone || !hobbit_precision_covers(slot.prompt.hobbit, asked)) {
             slot.prompt_clear();
         }
-        slot.prompt.hobbit = hobbit_lower_precision(slot.prompt.hobbit, start.asked);
+        slot.prompt.hobbit = hobbit_lower_precision(slot.prompt.hobbit, asked);
         return true;
     }
 
@@ -135,15 +136,16 @@ struct server_door {
     // Frees checkpoints until the slot's states in these contexts fit, or none is left.
     template <class Slot>
     static bool make_room(Server & server, const Slot & slot, std::initializer_list<llama_context *> contexts) {
-        server_checkpoint wanted = { slot.id, 0 };
+        size_t size = 0;
         for (llama_context * ctx : contexts) {
-            wanted.size += ctx ? llama_state_seq_get_size_ext(ctx, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) : 0;
+            size += ctx ? llama_state_seq_get_size_ext(ctx, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) : 0;
         }
-        const auto ask = [&] { server_call(&server_hooks::checkpoint, views(server), wanted); };
-        for (ask(); wanted.victim >= 0; ask()) {
-            server.slots[wanted.victim].prompt.checkpoints.pop_front();
+        bool       fits   = true;
+        const auto victim = [&] { return server_checkpoint_victim(views(server), slot.id, size, fits); };
+        for (int32_t id = victim(); id >= 0; id = victim()) {
+            server.slots[id].prompt.checkpoints.pop_front();
         }
-        return wanted.fits;
+        return fits;
     }
 
     // The slots that have a turn in the next pass, in the order in which they read prompts.
@@ -188,7 +190,7 @@ struct server_door {
     // Ends an answer where the slots have used up the cells that they share, before a part of the batch was computed.
     static bool end_answer(Server & server, int32_t n_computed) {
         const bool    is_first = n_computed == 0 && server.batch.view.size() == server.batch.size();
-        const int32_t id       = server_value(&server_hooks::overflow, -1, views(server), n_shared_cells(server));
+        const int32_t id       = server_longest_answer(views(server), n_shared_cells(server));
         if (id < 0 || !is_first || !server.params_base.kv_unified) {
             return false;
         }
@@ -274,13 +276,9 @@ struct server_door {
         auto *        slot    = is_save || is_kept ? server.get_slot_by_id(id_slot) : nullptr;
         const auto    usual   = [&] { return server_precision(server.ctx_tgt); };
 
-        bool may = true;
-        if (is_text && !task.cli) {
-            const server_ask ask = { task.id, task.n_tokens(), int32_t(task.child_tasks.size()),
-                                     n_shared_cells(server) };
-            server_call(&server_hooks::admit, views(server), ask, may);
-        }
-        if (!may) {
+        if (is_text && !task.cli &&
+            !server_may_begin(views(server), task.id, task.n_tokens(), int32_t(task.child_tasks.size()),
+                              n_shared_cells(server))) {
             server.queue_tasks.defer(std::move(task));
         } else if (is_save && slot && !slot->is_processing() &&
                    !hobbit_precision_covers(slot->prompt.hobbit, usual())) {
