@@ -16,7 +16,6 @@ namespace {
 constexpr size_t MAX_BREAKERS = 32, MAX_BREAKER = 40;            // each is compared with the whole vocabulary
 constexpr size_t MAX_TRIGGER = 8192;                             // std::regex calls itself for each part of a pattern
 constexpr size_t PROBABILITY = 1400, PARSER = 300, GRAMMAR = 24; // bytes of a token, a parser's part, a grammar's byte
-constexpr size_t LARGE = 256 << 10;                              // no slot keeps more of a request that has ended
 
 class bounds_hooks : public server_hooks {
   public:
@@ -78,7 +77,6 @@ class bounds_hooks : public server_hooks {
         const auto size = params.chat_parser_params.parser.size() * PARSER + sampling.grammar.grammar.size() * GRAMMAR +
                           sampling.logit_bias.size() * sizeof(llama_logit_bias);
         const auto copied = safe_json_to_str({ { "own", params.to_json() }, { "fields", params.response_fields } });
-        params.hobbit.is_large = size + copied.size() > LARGE;
         server_requests_hold_answers(std::max(params.n_cmpl, 1), size + probs, copied,
                                      string_format("%d probabilities for each of %d tokens, and the request's fields,",
                                                    n_probs, n_tokens));

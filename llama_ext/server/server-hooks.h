@@ -44,8 +44,7 @@ using server_handler = std::function<std::unique_ptr<server_http_res>(const serv
 // Settings of the expert cache that a request brings.
 struct server_task_hobbit {
     std::vector<hobbit_setting> settings;
-    bool                        alone    = false; // its passes are its own
-    bool                        is_large = false; // no slot keeps the request when it has ended
+    bool                        alone = false; // its passes are its own
 };
 
 // The precision of a prompt without tokens.

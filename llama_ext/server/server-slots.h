@@ -99,10 +99,8 @@ struct server_door {
         }
         for (auto & slot : server.slots) { // before a task that lists the slots
             if (!slot.is_processing()) {
-                slot.smpl.reset(); // it has a copy of the grammar
-            }
-            if (slot.task_prev && slot.task_prev->params.hobbit.is_large) {
-                slot.task_prev.reset();
+                slot.smpl.reset();      // it has a copy of the grammar
+                slot.task_prev.reset(); // the request that has ended
             }
         }
     }

@@ -250,13 +250,7 @@ def test_copies_of_a_large_grammar_keep_to_the_memory(drafting: Server, kind: st
             assert drafting.peak() <= _LIMIT + _SLACK, n
 
 
-def test_a_slot_keeps_no_large_request_that_has_ended(drafting: Server) -> None:
-    def is_kept(**fields: object) -> bool:
-        body = {"prompt": "aaa", "n_predict": 1, "temperature": 0, "id_slot": 2, **fields}
-        assert drafting.request("/completion", body).status == 200
-        return "params" in drafting.request("/slots").json[2]
-
-    assert is_kept(logit_bias={"5": 1})
-    assert not is_kept(response_fields=["a" * 300_000])
-    assert not is_kept(stop=["a" * 300_000])
-    assert is_kept()
+def test_a_slot_keeps_no_request_that_has_ended(drafting: Server) -> None:
+    body = {"prompt": "aaa", "n_predict": 1, "temperature": 0, "id_slot": 2, "stop": ["a" * 300_000]}
+    assert drafting.request("/completion", body).status == 200
+    assert "params" not in drafting.request("/slots").json[2]
