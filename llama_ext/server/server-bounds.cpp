@@ -39,10 +39,6 @@ class bounds_hooks : public server_hooks {
                 throw std::invalid_argument(string_format("a trigger may have %zu bytes", MAX_TRIGGER));
             }
         }
-        const int format = int(params.chat_parser_params.format);
-        if (format < 0 || format >= COMMON_CHAT_FORMAT_COUNT) {
-            throw std::invalid_argument(string_format("there is no chat_format %d", format));
-        }
         if (server_report_is_cached()) {
             bound(params);
         }
