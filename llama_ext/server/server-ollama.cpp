@@ -56,12 +56,6 @@ struct ollama_res : server_http_res {
     ollama_res(server_http_req && request, std::string model, bool is_chat) :
         request(std::move(request)), model(std::move(model)), is_chat(is_chat) {}
 
-    void on_complete() override {
-        if (inner) {
-            inner->on_complete();
-        }
-    }
-
     // fields: of the message
     json line(const json & fields) const {
         json   out   = { { "model", model }, { "created_at", time_text() }, { "done", false } };
