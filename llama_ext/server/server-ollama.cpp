@@ -11,20 +11,17 @@
 #include <atomic>
 #include <cstring>
 #include <ctime>
-#include <mutex>
 
 // Ollama's API, which many programs know alone: mapped to the server's own handlers.
 
 static constexpr const char * VERSION   = "0.12.0"; // version of the API
+static constexpr const char * FAMILY    = "hobbit"; // family of all models: clients look for the context under it
 static constexpr int64_t      NOT_GIVEN = INT64_MIN;
 
 // Milliseconds of keep_alive: of the last request, and of the one that this thread reads. And of the server's option.
 static std::atomic<int64_t> g_idle_ms = NOT_GIVEN;
 static thread_local int64_t g_keep_ms = NOT_GIVEN;
 static std::atomic<int64_t> g_own_ms  = -1;
-
-static std::mutex  g_mutex;
-static std::string g_architecture = "hobbit"; // guarded by g_mutex; a router does not know it
 
 static int64_t idle_ms() {
     const int64_t given = g_idle_ms;
@@ -253,10 +250,9 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
     const json all   = json::parse(routes.own.get_models(req)->data);
     json       out   = json::array();
 
-    struct stat                 file;
-    const bool                  has_file = stat(props.value("model_path", "").c_str(), &file) == 0;
-    const std::string           modified = has_file ? time_text(file.st_mtime) : time_text();
-    std::lock_guard<std::mutex> lock(g_mutex);
+    struct stat       file;
+    const bool        has_file = stat(props.value("model_path", "").c_str(), &file) == 0;
+    const std::string modified = has_file ? time_text(file.st_mtime) : time_text();
     for (const json & model : all.at("data")) {
         const json        own   = props.value("is_sleeping", false) ? "sleeping" : "loaded";
         const std::string state = model.value("status", json::object()).value("value", own).get<std::string>();
@@ -279,7 +275,7 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
             entry["modified_at"]    = modified;
             entry["details"]        = json{ { "parent_model", "" },
                                             { "format", "gguf" },
-                                            { "family", g_architecture },
+                                            { "family", FAMILY },
                                             { "families", json() },
                                             { "parameter_size", string_format("%.1fB", double(n_params) / 1e9) },
                                             { "quantization_level", meta.value("ftype", "") } };
@@ -302,13 +298,11 @@ static server_http_res_ptr show(const server_http_req & req, const ollama_routes
         if (model.at("name") != name) {
             continue;
         }
-        const json props = routes.unload ? json::object() : json::parse(routes.own.get_props(req)->data);
-        json       out   = model;
-        out["template"]  = props.value("chat_template", "");
-        // clients look for the context under the architecture's name
-        const std::string arch = model.at("details").at("family").get<std::string>();
-        out["model_info"] =
-            json{ { "general.architecture", arch }, { arch + ".context_length", model.at("context_length") } };
+        const json props    = routes.unload ? json::object() : json::parse(routes.own.get_props(req)->data);
+        json       out      = model;
+        out["template"]     = props.value("chat_template", "");
+        out["model_info"]   = json{ { "general.architecture", FAMILY },
+                                    { std::string(FAMILY) + ".context_length", model.at("context_length") } };
         out["capabilities"] = json::array({ "completion" });
         if (props.value("chat_template_caps", json::object()).value("supports_tools", false)) {
             out["capabilities"].push_back("tools");
@@ -343,14 +337,6 @@ namespace {
 class ollama_hooks : public server_hooks {
   public:
     void start(common_params & params) override { g_own_ms = int64_t(params.sleep_idle_seconds) * 1000; }
-
-    void use(llama_context * ctx) override {
-        char name[64];
-        if (ctx && llama_model_meta_val_str(llama_get_model(ctx), "general.architecture", name, sizeof(name)) > 0) {
-            std::lock_guard<std::mutex> lock(g_mutex);
-            g_architecture = name;
-        }
-    }
 
     // Any request for text says when the model is unloaded: by its own keep_alive, or by the server's option.
     void request(task_params &) override { g_idle_ms = g_keep_ms; }

@@ -55,7 +55,7 @@ def test_a_model_is_described(client: ollama.Client) -> None:
     assert shown.capabilities is not None
     assert "completion" in shown.capabilities
     assert shown.modelinfo
-    assert shown.modelinfo["llama.context_length"] == 512
+    assert shown.modelinfo["hobbit.context_length"] == 512
     with pytest.raises(ollama.ResponseError, match=r"^model 'other' not found") as error:
         client.show("other")
     assert error.value.status_code == 404
@@ -207,7 +207,7 @@ def test_a_model_has_what_ollamas_own_program_reads(server: Server, client: olla
     assert listed.digest == client.list().models[0].digest == exact.digest
     assert listed.modified_at
     assert listed.details
-    assert (listed.details.family, listed.details.format) == ("llama", "gguf")
+    assert (listed.details.family, listed.details.format) == ("hobbit", "gguf")
     assert listed.details.parameter_size
     (loaded,) = client.ps().models
     assert loaded.expires_at
