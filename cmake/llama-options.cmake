@@ -156,7 +156,7 @@ function(hobbit_add_our_files)
     set(server ${root}/llama_ext/server)
     set(plan ${root}/llama_ext/plan)
     get_target_property(src llama SOURCE_DIR)
-    set(sources ${bridge}/llama-hobbit.cpp ${bridge}/llama-hobbit-guard.cpp ${plan}/llama-plan.cpp)
+    set(sources ${bridge}/llama-hobbit.cpp ${plan}/llama-plan.cpp)
     set_source_files_properties(${src}/llama.cpp ${src}/llama-model.cpp ${src}/llama-model-loader.cpp ${src}/llama-graph.cpp
         ${src}/llama-context.cpp ${src}/llama-quant.cpp TARGET_DIRECTORY llama PROPERTIES COMPILE_OPTIONS "-include;llama-hobbit.h")
     target_sources(llama PRIVATE ${sources})

@@ -13,11 +13,34 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
+
+static thread_local int llama_hobbit_n_guards = 0; // guards of this thread
+
+// `failed`: "FILE:LINE: what failed". ggml ends the process when this returns.
+static void llama_hobbit_on_abort(const char * failed) {
+    if (llama_hobbit_n_guards == 0) {
+        std::fprintf(stderr, "%s\n", failed);
+        return;
+    }
+    const char * folder = std::strrchr(failed, '/');
+    const char * whose  = std::strstr(failed, "ggml_ext/") ? "internal error of the expert cache" : LLAMA_HOBBIT_FAULT;
+    throw std::runtime_error(std::string(whose) + "; this check failed: " + (folder ? folder + 1 : failed));
+}
+
+llama_hobbit_guard::llama_hobbit_guard() {
+    [[maybe_unused]] static const auto previous = ggml_set_abort_callback(llama_hobbit_on_abort);
+    llama_hobbit_n_guards++;
+}
+
+llama_hobbit_guard::~llama_hobbit_guard() {
+    llama_hobbit_n_guards--;
+}
 
 void llama_hobbit_deleter::operator()(hobbit_model * model) const {
     hobbit_unref(model);
