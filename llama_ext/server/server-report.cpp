@@ -14,11 +14,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <mutex>
 #include <regex>
 #include <set>
 #include <thread>
+#include <utility>
 
 // The server's report on the expert cache: GET /hobbit and /metrics have its counters, and /health tells why it
 // computes nothing any more, or ends: running answers have HOBBIT_DRAIN seconds after SIGTERM.
@@ -36,7 +36,7 @@ static struct {
 
     std::vector<uint64_t> layer_hits, layer_misses; // [layer]
 
-    std::deque<std::pair<int64_t, std::vector<double>>> samples; // time in ms, counters
+    std::pair<int64_t, std::vector<double>> earlier, latest; // samples for rates: time in ms, counters
 
     std::string failure; // why the cache computes nothing any more; "": it does
 } g_cache;
@@ -115,19 +115,14 @@ static std::vector<hobbit_value> current_values() {
     return g_cache.cached ? hobbit_values(g_cache.info, read_counters()) : std::vector<hobbit_value>();
 }
 
-// Rates since the latest answer that is older than half a second, else since the first one. REQUIRES: the mutex is
-// held, and there is an expert cache
+// Rates since an answer of half a second ago or more, else since the first one. REQUIRES: the mutex is held, and there
+// is an expert cache
 static json current_rates() {
-    constexpr int64_t LEAST_MS = 500, APART_MS = 100;
-    auto &            samples = g_cache.samples;
-    const int64_t     now     = ggml_time_ms();
-    if (samples.empty() || samples.back().first <= now - APART_MS) {
-        samples.emplace_back(now, g_cache.counters);
+    const int64_t now = ggml_time_ms();
+    if (now - g_cache.latest.first > 500) {
+        g_cache.earlier = std::exchange(g_cache.latest, { now, g_cache.counters });
     }
-    while (samples.size() > 1 && samples[1].first <= now - LEAST_MS) {
-        samples.pop_front();
-    }
-    const auto & [then, before] = samples.front();
+    const auto & [then, before] = g_cache.earlier.second.empty() ? g_cache.latest : g_cache.earlier;
     const hobbit_rates rates =
         hobbit_get_rates(before.data(), g_cache.counters.data(), double(now - then) / 1e3, g_cache.info.n_token_uses);
     json found;
