@@ -6,8 +6,6 @@
 #include "server-hooks.h"
 #include "server-http.h"
 
-#include <sys/stat.h>
-
 #include <atomic>
 #include <cstring>
 #include <ctime>
@@ -249,10 +247,6 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
     const json props = routes.unload ? json::object() : json::parse(routes.own.get_props(req)->data);
     const json all   = json::parse(routes.own.get_models(req)->data);
     json       out   = json::array();
-
-    struct stat       file;
-    const bool        has_file = stat(props.value("model_path", "").c_str(), &file) == 0;
-    const std::string modified = has_file ? time_text(file.st_mtime) : time_text();
     for (const json & model : all.at("data")) {
         const json        own   = props.value("is_sleeping", false) ? "sleeping" : "loaded";
         const std::string state = model.value("status", json::object()).value("value", own).get<std::string>();
@@ -272,7 +266,7 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
             const int64_t size      = int64_t(meta.value("size", 0.0));
             json          entry     = { { "name", name }, { "model", name }, { "size", size } };
             entry["digest"]         = digest(id.get<std::string>() + ' ' + meta.dump());
-            entry["modified_at"]    = modified;
+            entry["modified_at"]    = time_text(std::time_t(model.at("created").get<int64_t>()));
             entry["details"]        = json{ { "parent_model", "" },
                                             { "format", "gguf" },
                                             { "family", FAMILY },
