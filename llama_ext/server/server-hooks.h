@@ -154,12 +154,6 @@ class server_hooks {
     // The server has nothing to compute: milliseconds of that after which the model is unloaded; negative: never.
     virtual void idle(int64_t & /* ms */) {}
 
-    // A signal asks the server to end. The handler of the signal calls it; who handles it calls llama_server_terminate.
-    virtual void interrupt(int /* signal */, bool & /* is_handled */) {}
-
-    // A task has come: does the model not sleep then?
-    virtual void work(bool & /* is_work */) {}
-
     // Adds values to the answer of GET /hobbit.
     virtual void values(common_json &) {}
 };
@@ -180,13 +174,6 @@ void server_call(void (server_hooks::*hook)(Params...), Args &&... args) {
     for (server_hooks * each : server_hooks_all()) {
         (each->*hook)(args...);
     }
-}
-
-// Calls a hook that changes its last parameter, which is `value` before, and returns that.
-template <typename T, typename... Params, typename... Args>
-T server_value(void (server_hooks::*hook)(Params...), T value, Args &&... args) {
-    server_call(hook, args..., value);
-    return value;
 }
 
 // --- For hooks, and for the patches
@@ -249,6 +236,12 @@ int32_t server_checkpoint_victim(const server_slot_views & slots, int32_t id_slo
 
 // A model was loaded or a computation failed: why it cannot be used, or what is `known`.
 std::string server_report_failure(const llama_context * ctx, const std::string & known = "");
+
+// A signal asks the server to end: its handler calls this.
+void server_report_interrupt(int signal);
+
+// A task has come; is_work: the model is needed for it. Returns that.
+bool server_report_work(bool is_work);
 
 // Has the model an expert cache?
 bool server_report_is_cached();

@@ -260,6 +260,34 @@ std::pair<double, int32_t> server_report_layers() {
     return { i < counters.size() ? counters[i] : 0.0, g_cache.cached ? int32_t(g_cache.info.n_run_layers) : 0 };
 }
 
+// --- signals and tasks
+
+void server_report_interrupt(int signal) {
+    if (g_ending.urgency == 2) {
+        static const char what[] = "a further signal: the server ends at once\n";
+        std::_Exit(write(STDERR_FILENO, what, sizeof(what) - 1) < 0 ? 2 : 1);
+    }
+    const bool is_first = g_ending.urgency == 0 && signal == SIGTERM;
+    g_ending.urgency    = is_first && ending::drain_s() > 0 ? 1 : 2;
+    sem_post(&g_ending.asked);
+}
+
+// Tells the program that calibrates beside the server, by the socket HOBBIT_BUSY_SOCKET, when it computes.
+static void say_busy(bool is_busy) {
+    static const char *      number = std::getenv("HOBBIT_BUSY_SOCKET");
+    static std::atomic<bool> said{ true };
+    if (number && said.exchange(is_busy) != is_busy) {
+        send(std::atoi(number), is_busy ? "1" : "0", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+}
+
+bool server_report_work(bool is_work) {
+    if (is_work) {
+        say_busy(true);
+    }
+    return is_work;
+}
+
 // --- hooks
 
 namespace {
@@ -291,12 +319,6 @@ class report_hooks : public server_hooks {
         }
     }
 
-    void work(bool & is_work) override {
-        if (is_work) {
-            say_busy(true);
-        }
-    }
-
     // The model stays while a request is read. A machine that was lost may come back: the model is unloaded at once.
     void idle(int64_t & ms) override {
         say_busy(false);
@@ -314,17 +336,6 @@ class report_hooks : public server_hooks {
             response->finish           = [finish, running] { finish(); }; // lives as long as the response
             return response;
         };
-    }
-
-    void interrupt(int signal, bool & is_handled) override {
-        is_handled = true;
-        if (g_ending.urgency == 2) {
-            static const char what[] = "a further signal: the server ends at once\n";
-            std::_Exit(write(STDERR_FILENO, what, sizeof(what) - 1) < 0 ? 2 : 1);
-        }
-        const bool is_first = g_ending.urgency == 0 && signal == SIGTERM;
-        g_ending.urgency    = is_first && ending::drain_s() > 0 ? 1 : 2;
-        sem_post(&g_ending.asked);
     }
 
     void routes(const server_http_context & http, server_routes & routes) override {
@@ -347,15 +358,6 @@ class report_hooks : public server_hooks {
     }
 
   private:
-    // Tells the program that calibrates beside the server, by the socket HOBBIT_BUSY_SOCKET, when it computes.
-    static void say_busy(bool is_busy) {
-        static const char *      number = std::getenv("HOBBIT_BUSY_SOCKET");
-        static std::atomic<bool> said{ true };
-        if (number && said.exchange(is_busy) != is_busy) {
-            send(std::atoi(number), is_busy ? "1" : "0", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-        }
-    }
-
     static std::unique_ptr<server_http_res> get_hobbit(const server_http_req &) {
         json data = json::object();
         {
