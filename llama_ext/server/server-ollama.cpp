@@ -267,17 +267,14 @@ static json models(const server_http_req & req, const ollama_routes & routes, bo
             json          entry     = { { "name", name }, { "model", name }, { "size", size } };
             entry["digest"]         = digest(id.get<std::string>() + ' ' + meta.dump());
             entry["modified_at"]    = time_text(std::time_t(model.at("created").get<int64_t>()));
-            entry["details"]        = json{ { "parent_model", "" },
-                                            { "format", "gguf" },
+            entry["details"]        = json{ { "format", "gguf" },
                                             { "family", FAMILY },
-                                            { "families", json() },
                                             { "parameter_size", string_format("%.1fB", double(n_params) / 1e9) },
                                             { "quantization_level", meta.value("ftype", "") } };
             entry["context_length"] = int64_t(meta.value("n_ctx", 0.0));
             if (loaded_only) {
                 const int64_t ms    = idle_ms();
                 entry["expires_at"] = time_text(std::time(nullptr) + (ms < 0 ? 100LL * 365 * 86400 : ms / 1000));
-                entry["size_vram"]  = 0;
             }
             out.push_back(entry);
         }
