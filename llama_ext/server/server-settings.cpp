@@ -87,8 +87,6 @@ class settings_hooks : public server_hooks {
   public:
     void fields(std::vector<std::unique_ptr<server_schema::field>> & all) override {
         using namespace server_schema;
-        static const std::string help =
-            "Settings of the expert cache for this request: an object with some of " + live_names();
 
         all.emplace_back((new field_json("model"))
                              ->set_desc("The model's name. One that ends with -exact asks for high precision alone")
@@ -100,7 +98,7 @@ class settings_hooks : public server_hooks {
                                  }
                              }));
         all.emplace_back((new field_json("hobbit"))
-                             ->set_desc(help.c_str())
+                             ->set_desc("Settings of the expert cache for this request: an object of live ones")
                              ->set_handler([](field_eval_context & ctx, const json & data) {
                                  ctx.params.hobbit = parse_settings(data.at("hobbit"));
                              }));
