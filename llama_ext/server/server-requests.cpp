@@ -6,6 +6,7 @@
 #include "stb/stb_image.h"
 
 #include <cpp-httplib/httplib.h>
+#include <malloc.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -16,10 +17,6 @@
 #include <cstring>
 #include <mutex>
 #include <regex>
-
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 // Patches add a hook with a text's size, and the samples that an audio file says that it has at the model's rate, or 0.
 extern void (*common_before_tokenize)(size_t n_bytes);
@@ -78,11 +75,9 @@ class share {
 
   private:
     void give_back(uint64_t size) {
-#ifdef __GLIBC__
         if (size > uint64_t(KEPT)) {
             malloc_trim(0); // free pages between others
         }
-#endif
         std::lock_guard<std::mutex> lock(mutex_);
         held_ -= size;
         changed_.notify_all();
@@ -399,11 +394,9 @@ class requests_hooks : public server_hooks {
   private:
     // Sets what is to be known before the model is loaded. Returns the memory of requests, with tables.
     static uint64_t plan(const common_params & params) {
-#ifdef __GLIBC__
         // where they are not set they grow to many MiB, which the heap of each thread keeps
         mallopt(M_MMAP_THRESHOLD, KEPT);
         mallopt(M_TRIM_THRESHOLD, KEPT);
-#endif
         const bool has_media = !params.mmproj.path.empty();
         const auto memory    = uint64_t(server_override(params, "hobbit.memory", 0));
         g_string_byte        = has_media ? MEDIA_BYTE : STRING_BYTE;
