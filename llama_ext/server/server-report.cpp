@@ -368,7 +368,6 @@ class report_hooks : public server_hooks {
                 data[v.key] = v.value;
             }
             if (!values.empty()) {
-                data["direct_io"]       = g_cache.info.direct_io;
                 data["rates"]           = current_rates();
                 data["hits_by_layer"]   = g_cache.layer_hits;
                 data["misses_by_layer"] = g_cache.layer_misses;
