@@ -353,11 +353,25 @@ class report_hooks : public server_hooks {
             res->data += res->status == 200 ? metrics() : "";
             return res;
         };
+        http.get("/panel", get_panel);
+        http.get("/", get_panel); // llama.cpp's page has this address already where there is one
         const bool is_router = http.handlers.count("/models/unload") > 0;
         http.get("/hobbit", is_router ? routes.get_slots : get_hobbit);
     }
 
   private:
+    // The panel shows the counters beside the conversation, and takes the place of llama.cpp's page where that is not
+    // built.
+    static std::unique_ptr<server_http_res> get_panel(const server_http_req &) {
+        static constexpr char PANEL[] =
+#include "panel.html"
+            ;
+        auto res          = std::make_unique<server_http_res>();
+        res->content_type = "text/html; charset=utf-8";
+        res->data         = PANEL;
+        return res;
+    }
+
     static std::unique_ptr<server_http_res> get_hobbit(const server_http_req &) {
         json data = json::object();
         {
