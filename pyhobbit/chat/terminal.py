@@ -8,7 +8,6 @@ import select
 import sys
 import termios
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -21,7 +20,6 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from pyhobbit.chat.screen import note
-from pyhobbit.settings.config import ChatConfig
 
 _LOCAL_FLAGS = 3  # index in the result of tcgetattr
 _QUIET_S = 0.05  # a paste has no longer pause
@@ -142,7 +140,7 @@ class _History(FileHistory):
 
     def load_history_strings(self) -> Iterable[str]:
         try:
-            return list(islice(super().load_history_strings(), ChatConfig.history_lines))
+            return list(super().load_history_strings())
         except OSError:
             return []
 

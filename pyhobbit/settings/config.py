@@ -345,7 +345,6 @@ class ChatConfig:
     thinks: ClassVar[tuple[str, ...]] = ("on", "off", "hide")
     no_limit: ClassVar[int] = -1
     completion_tokens: ClassVar[int] = 512
-    history_lines: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
         n_ok = self.max_tokens in (None, self.no_limit) or self.max_tokens > 0
