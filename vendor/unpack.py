@@ -7,8 +7,6 @@ When lock or patches have changed, only files whose contents differ are written,
 it stays valid.
 """
 
-from __future__ import annotations
-
 import argparse
 import filecmp
 import hashlib

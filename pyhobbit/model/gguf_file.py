@@ -4,8 +4,6 @@
 gguf.GGUFReader is not used, because metadata must pass through bit for bit, and ggml knows more tensor types.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterable, Sequence
