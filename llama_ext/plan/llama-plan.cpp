@@ -17,17 +17,12 @@
 
 // Repacked weights lie in a buffer type of the CPU that is not a host buffer type, and integrated GPUs use host memory,
 // as the cache does for activations unless its pools are on a device.
-static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft, const hobbit_model * cache) {
+static bool llama_hobbit_is_host_memory(ggml_backend_buffer_type_t buft, bool on_device) {
     ggml_backend_dev_t dev     = ggml_backend_buft_get_device(buft);
     const auto         type    = dev ? ggml_backend_dev_type(dev) : GGML_BACKEND_DEVICE_TYPE_GPU;
     const bool         is_file = std::strncmp(ggml_backend_buft_name(buft), "DISK_HOBBIT", 11) == 0;
-    hobbit_info        info    = {};
-    if (cache) {
-        hobbit_get_info(cache, &info);
-    }
     return ggml_backend_buft_is_host(buft) || type == GGML_BACKEND_DEVICE_TYPE_CPU ||
-           type == GGML_BACKEND_DEVICE_TYPE_IGPU ||
-           (type == GGML_BACKEND_DEVICE_TYPE_ACCEL && !is_file && !info.on_device);
+           type == GGML_BACKEND_DEVICE_TYPE_IGPU || (type == GGML_BACKEND_DEVICE_TYPE_ACCEL && !is_file && !on_device);
 }
 
 // How often memory_breakdown() counts such a compute buffer: with no_alloc, once for each backend that shares it.
@@ -103,9 +98,13 @@ llama_hobbit_plan llama_hobbit_needs(const llama_context & lctx, const hobbit_mo
     const llama_model & model  = lctx.get_model();
     llama_hobbit_plan   sum    = {};
     uint64_t            placed = 0; // bytes of weights
+    hobbit_info         info   = {};
+    if (cache) {
+        hobbit_get_info(cache, &info);
+    }
     for (const auto & [buft, size] : lctx.memory_breakdown()) {
         placed += size.model;
-        if (llama_hobbit_is_host_memory(buft, cache)) {
+        if (llama_hobbit_is_host_memory(buft, info.on_device)) {
             sum.weights += size.model;
             sum.context += size.context;
             sum.compute += size.compute / llama_hobbit_times_counted(lctx, buft);
