@@ -60,14 +60,23 @@ TEST_CASE("a tier that lacks nothing knows of no absent expert") {
     CHECK_FALSE(index.serving());
 }
 
-static std::string refused(const std::function<void(gguf_builder &)> & change,
-                           const std::vector<std::vector<int32_t>> &   present = PRESENT) {
+// Adds tensors to a file: high versions of these experts, [layer].
+using adding = void (moe_model::*)(gguf_builder &, const std::vector<std::vector<int32_t>> & high) const;
+
+// The error of a model whose tensors `add` has added, and which `change` has changed.
+static std::string refused(adding add, const std::vector<std::vector<int32_t>> & high,
+                           const std::function<void(gguf_builder &)> & change) {
     temp_dir     dir;
     gguf_builder file;
-    moe_model().add_low_and_partial(file, present);
+    (moe_model().*add)(file, high);
     change(file);
     expert_index index;
     return index.open(file.write(dir.path("m.gguf")), "").message();
+}
+
+static std::string refused(const std::function<void(gguf_builder &)> & change,
+                           const std::vector<std::vector<int32_t>> &   high = PRESENT) {
+    return refused(&moe_model::add_low_and_partial, high, change);
 }
 
 TEST_CASE("the error of an unknown version names those that are read") {
@@ -145,12 +154,7 @@ TEST_CASE("each expert may lie in one tier alone") {
 TEST_CASE("experts that lie in no tier or in two are refused") {
     const auto refused = [](const std::function<void(gguf_builder &)> & change,
                             const std::vector<std::vector<int32_t>> &   high = { { 0, 3 }, { 1 } }) {
-        temp_dir     dir;
-        gguf_builder file;
-        moe_model().add_once(file, high);
-        change(file);
-        expert_index index;
-        return index.open(file.write(dir.path("m.gguf")), "").message();
+        return ::refused(&moe_model::add_once, high, change);
     };
     const auto listed = [&](const std::vector<const char *> & parts, const std::vector<int32_t> & experts) {
         return refused([&](gguf_builder & file) {
