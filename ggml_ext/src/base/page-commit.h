@@ -31,9 +31,8 @@ class page_commit {
     // REQUIRES: not started, or ended since. The memory must stay mapped until end() or wait() returns.
     // `spare`: it stops where the system has fewer bytes left than this; 0: it does not look.
     void start(std::vector<range> ranges, uint64_t spare = 0) {
-        stop_      = false;
-        committed_ = 0;
-        thread_    = std::thread([this, ranges = std::move(ranges), spare]() {
+        stop_   = false;
+        thread_ = std::thread([this, ranges = std::move(ranges), spare]() {
             try {
                 run(ranges, spare);
             } catch (const std::exception &) {
@@ -41,9 +40,6 @@ class page_commit {
             }
         });
     }
-
-    // Bytes whose pages were taken, of all ranges in their order.
-    uint64_t committed() const { return committed_; }
 
     // Blocks until the thread has ended: end() leaves the rest of the pages, wait() takes all.
     void end() {
@@ -71,14 +67,12 @@ class page_commit {
                     madvise(r.begin + done, step, POPULATE_WRITE) != 0) {
                     return;
                 }
-                committed_ += step;
             }
         }
     }
 
-    std::atomic<bool>     stop_{ false };
-    std::atomic<uint64_t> committed_{ 0 };
-    std::thread           thread_;
+    std::atomic<bool> stop_{ false };
+    std::thread       thread_;
 };
 
 } // namespace hobbit

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "cache/expert-cache.h"
 
-#include "ggml-impl.h"
-
 #include <algorithm>
 #include <map>
 
@@ -85,20 +83,7 @@ void expert_cache::forget(const expert_tier & evicted) {
     }
 }
 
-// Other programs may have taken the memory for which the pool was planned: then it stays as large as it is.
-void expert_cache::look_for_memory(expert_id id, tier_id tier) {
-    const uint32_t fresh = sets_[tier]->fresh_slot(id.layer);
-    slot_memory &  slots = slots_[tier][classes_[tier][id.layer]];
-    if (fresh == resident_set::none || fresh < index_.n_experts_used() || slots.has_memory(fresh)) {
-        return;
-    }
-    GGML_LOG_WARN("hobbit: memory is short: the pool of %s precision stays at %u experts\n", tier_name(tier),
-                  sets_[tier]->n_residents());
-    sets_[tier]->forget_fresh_slots(id.layer);
-}
-
 bool expert_cache::insert(expert_id id, tier_id tier, resident_set::pressure how, bool is_reported) {
-    look_for_memory(id, tier);
     if (is_resident(id, tier)) {
         return true;
     }

@@ -39,7 +39,7 @@ class expert_cache {
         expert_cache *     below  = nullptr; // the next-level cache, with the file's layouts; null: misses are read
 
         ggml_backend_buffer_type_t memory = nullptr; // the memory that the device computes in; null: its own
-        uint64_t                   spare  = 0;       // system memory that pools in host memory leave free; 0: unchecked
+        uint64_t                   spare  = 0;       // see page_commit
     };
 
     // All must outlive the cache.
@@ -187,7 +187,6 @@ class expert_cache {
     const slot_memory & memory_of(expert_id id, tier_id tier) const { return slots_[tier][classes_[tier][id.layer]]; }
 
     bool     insert(expert_id id, tier_id tier, resident_set::pressure how, bool is_reported = true);
-    void     look_for_memory(expert_id id, tier_id tier);
     void     forget(const expert_tier & evicted);
     part_set submit_below(expert_id id, tier_id tier, part_set parts, load_urgency urgency);
     bool     pin_below(expert_id id, tier_id tier, load_urgency urgency);

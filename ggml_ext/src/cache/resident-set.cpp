@@ -16,7 +16,6 @@ resident_set::resident_set(std::vector<uint32_t> numbers, uint32_t n_experts, ti
     policy_(policy),
     tier_(tier),
     entries_(classes_.size(), n_experts),
-    n_begun_(n_slots.size(), 0),
     held_(classes_.size(), 0) {
     for (size_t i = 0; i < n_slots.size(); i++) {
         quotas_.push_back(policy.has_quotas() ? even_quota(n_slots[i], classes[i].n_layers, n_used) : 0);
@@ -36,12 +35,11 @@ bool resident_set::insert(expert_id id, layer_id running, pressure how, expert_i
         erase(victim);
         *evicted = victim;
     }
-    entry & e                    = entries_[id];
-    e                            = {};
-    e.slot                       = free.back();
-    e.position                   = n_residents();
-    e.touched                    = ++clock_;
-    n_begun_[classes_[id.layer]] = std::max(n_begun_[classes_[id.layer]], e.slot + 1);
+    entry & e  = entries_[id];
+    e          = {};
+    e.slot     = free.back();
+    e.position = n_residents();
+    e.touched  = ++clock_;
     free.pop_back();
     residents_.push_back(id);
     held_[id.layer]++;
@@ -85,12 +83,6 @@ bool resident_set::pick_victim(layer_id layer, layer_id running, pressure how, e
     victim =
         are_duplicates ? std::max_element(candidates_.begin(), candidates_.end())->id : policy_.victim(candidates_);
     return true;
-}
-
-void resident_set::forget_fresh_slots(layer_id layer) {
-    slot_numbers & free     = free_[classes_[layer]];
-    const auto     is_fresh = [&](uint32_t slot) { return slot >= n_begun_[classes_[layer]]; };
-    free.erase(std::remove_if(free.begin(), free.end(), is_fresh), free.end());
 }
 
 void resident_set::erase(expert_id id) {

@@ -34,15 +34,6 @@ class resident_set {
 
     bool has_free_slot(layer_id layer) const { return !free_[classes_[layer]].empty(); }
 
-    // The slot that the layer's next insert takes, if no expert has had it yet; otherwise none.
-    uint32_t fresh_slot(layer_id layer) const {
-        const auto & free = free_[classes_[layer]];
-        return free.empty() || free.back() < n_begun_[classes_[layer]] ? none : free.back();
-    }
-
-    // From now on the layer's class has the slots alone that some expert has had.
-    void forget_fresh_slots(layer_id layer);
-
     bool     contains(expert_id id) const { return entries_[id].slot != none; }
     uint32_t slot(expert_id id) const { return entries_[id].slot; }
     bool     is_pinned(expert_id id) const { return entries_[id].pins > 0; }
@@ -95,7 +86,6 @@ class resident_set {
     expert_table<entry>       entries_;
     std::vector<expert_id>    residents_;
     std::vector<slot_numbers> free_;       // [class] slots
-    std::vector<uint32_t>     n_begun_;    // [class] slots that an expert has had
     std::vector<uint32_t>     held_;       // [layer]
     uint64_t                  clock_ = 0;  // counts touches
     std::vector<candidate>    candidates_; // candidates of the last eviction

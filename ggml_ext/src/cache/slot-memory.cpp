@@ -6,7 +6,6 @@
 #include "device/repacked-layout.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
-#include "hobbit.h"
 #include "io/file-reader.h"
 
 #include <algorithm>
@@ -272,13 +271,13 @@ static std::string say_free(ggml_backend_buffer_type_t buft) {
     return free > 0 ? format(", of which %s are free", format_size(double(free)).c_str()) : "";
 }
 
-void slot_memory::commit_pages() {
+void slot_memory::commit_pages(uint64_t spare) {
     std::vector<page_commit::range> pages;
     for (const memory_bank & bank : memory_) {
         char * first = page_of(bank.base);
         pages.push_back({ first, size_t(bank.base + banks_.bank_size - first) });
     }
-    commit_.start(std::move(pages), spare_);
+    commit_.start(std::move(pages), spare);
 }
 
 status slot_memory::fit(uint32_t & n_slots) const {
@@ -313,28 +312,11 @@ status slot_memory::allocate(uint32_t n_slots, uint64_t spare) {
                       "to copy from; give a smaller %s\n",
                       ggml_backend_buft_name(buft), options);
     }
-    banks_    = plan;
-    spare_    = layout_.in_host() ? spare : 0;
-    n_unseen_ = 0;
+    banks_ = plan;
     if (layout_.in_host()) {
-        commit_pages();
+        commit_pages(spare);
     }
     return {};
-}
-
-// How much may be used between two looks, which take some 100 microseconds each.
-static constexpr uint64_t UNSEEN = 16u << 20;
-
-bool slot_memory::has_memory(uint32_t slot) {
-    if (spare_ == 0 || commit_.committed() >= (slot + 1) * uint64_t(slot_size())) {
-        return true;
-    }
-    n_unseen_ += slot_size();
-    if (n_unseen_ < UNSEEN) {
-        return true;
-    }
-    n_unseen_ = 0;
-    return hobbit_available_memory() >= spare_ + UNSEEN;
 }
 
 } // namespace hobbit

@@ -93,13 +93,8 @@ class slot_memory {
     status fit(uint32_t & n_slots) const;
 
     // Allocates n_slots slots, or fewer if that many would exceed n_slots * slot_size() + overhead() on a device.
-    // `spare`: of the system's memory, for has_memory; 0: the pool takes all of its size. REQUIRES: n_slots > 0, and
-    // nobody uses memory of an earlier call.
+    // `spare`: see page_commit. REQUIRES: n_slots > 0, and nobody uses memory of an earlier call.
     status allocate(uint32_t n_slots, uint64_t spare = 0);
-
-    // Returns true if a slot that nobody has used yet may be used: its pages are taken, or the system has them and
-    // spare ones.
-    bool has_memory(uint32_t slot);
 
     uint32_t n_slots() const { return banks_.n_slots; }
 
@@ -132,7 +127,7 @@ class slot_memory {
     char *                     address(uint32_t slot, layer_id layer, part_id part) const;
     ggml_backend_buffer_type_t choose_packed();
     bool                       allocate_bank(ggml_backend_buffer_type_t packed, size_t size);
-    void                       commit_pages();
+    void                       commit_pages(uint64_t spare);
     void                       free();
 
     const expert_index &     index_;
@@ -144,10 +139,8 @@ class slot_memory {
     expert_table<part_set>   packed_parts_;
 
     slot_layout::bank_plan   banks_;
-    std::vector<memory_bank> memory_;       // [bank]
-    uint64_t                 spare_    = 0; // 0: not looked at
-    uint64_t                 n_unseen_ = 0; // bytes of slots used since has_memory looked
-    page_commit              commit_;       // commits the pages of banks in host memory, and is destroyed before them
+    std::vector<memory_bank> memory_; // [bank]
+    page_commit              commit_; // commits the pages of banks in host memory, and is destroyed before them
 };
 
 } // namespace hobbit

@@ -87,9 +87,8 @@ TEST_CASE("it stops where the system has too little left") {
     page_commit            commit;
     commit.start({ memory.range(0, 5000) }, uint64_t(1) << 60);
     commit.wait();
-    CHECK(commit.committed() == 0);
     CHECK(memory.n_resident() == 0);
     commit.start({ memory.range(0, 5000) }, 1);
     commit.wait();
-    CHECK(commit.committed() == (kernel_can() ? 5000 * PAGE : 0));
+    CHECK(memory.n_resident() == (kernel_can() ? 5000 : 0));
 }

@@ -415,7 +415,6 @@ TEST_CASE("each class of layers has slots of its own") {
     CHECK(insert(set, { 0, 0 }) == std::nullopt);
     CHECK(insert(set, { 1, 0 }) == std::nullopt);
     CHECK_FALSE(set.has_free_slot(1));
-    CHECK(set.fresh_slot(2) == 1);
     CHECK(insert(set, { 2, 0 }) == std::nullopt);
     CHECK(set.slot({ 1, 0 }) == 0);
     CHECK(set.slot({ 2, 0 }) == 1);
@@ -427,20 +426,4 @@ TEST_CASE("each class of layers has slots of its own") {
     CHECK(set.has_free_slot(0));
     CHECK_FALSE(set.has_free_slot(1));
     CHECK(insert(set, { 0, 3 }) == std::nullopt);
-}
-
-TEST_CASE("slots that no expert has had can be given up") {
-    fixed_policy  policy;
-    one_class_set set = make_set(6, policy);
-    CHECK(set.fresh_slot(0) == 0);
-    insert(set, { 0, 0 });
-    insert(set, { 0, 1 });
-    CHECK(set.fresh_slot(0) == 2);
-    set.erase({ 0, 0 });
-    CHECK(set.fresh_slot(0) == resident_set::none); // its slot comes first
-    set.forget_fresh_slots(0);
-    insert(set, { 1, 0 });
-    CHECK_FALSE(set.has_free_slot(0));
-    CHECK(insert(set, { 1, 1 }).has_value()); // somebody has to leave
-    CHECK(set.n_residents() == 2);
 }

@@ -108,23 +108,3 @@ TEST_CASE("where a driver has no more page-locked memory, banks are in ordinary 
 TEST_CASE("memory never allocated has no slots") {
     CHECK(high_slots(opened_model()).n_slots() == 0);
 }
-
-TEST_CASE("a pool asks for no more memory where the system has none to spare") {
-    moe_model large; // slots of 4 MiB
-    large.n_layers         = 1;
-    large.n_experts        = 2;
-    large.n_embd           = 1024;
-    large.n_ff             = 704;
-    constexpr uint64_t all = uint64_t(1) << 60;
-    const opened_model model(large);
-    for (const uint64_t spare : { uint64_t(0), uint64_t(1), all }) {
-        CAPTURE(spare);
-        high_slots slots(model);
-        REQUIRE(slots.allocate(16, spare).ok());
-        uint32_t n_used = 0;
-        while (n_used < 16 && slots.has_memory(n_used)) {
-            n_used++;
-        }
-        CHECK(n_used == (spare == all ? 3 : 16)); // it looks after 16 MiB
-    }
-}
