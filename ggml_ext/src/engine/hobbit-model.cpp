@@ -4,7 +4,6 @@
 #include "device/device-traits.h"
 #include "device/repacked-layout.h"
 #include "ggml-impl.h"
-#include "io/host-memory.h"
 #include "plan/memory-budget.h"
 
 #include <algorithm>

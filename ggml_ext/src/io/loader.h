@@ -9,7 +9,6 @@
 #include "ggml-cpp.h"
 #include "io/chunk-queue.h"
 #include "io/file-reader.h"
-#include "io/host-memory.h"
 #include "model/expert.h"
 
 #include <chrono>

@@ -2,7 +2,6 @@
 #include "base/status.h"
 #include "hobbit.h"
 #include "io/file-reader.h"
-#include "io/host-memory.h"
 
 #include <algorithm>
 #include <chrono>

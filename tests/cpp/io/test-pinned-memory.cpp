@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "io/host-memory.h"
+#include "io/file-reader.h"
 
 #include "fixtures/fake-reader.h"
 #include "fixtures/page-locked.h"
