@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "predict/router-predictor.h"
-
 #include "fixtures/router-tensors.h"
 #include "ggml-cpu.h"
 
@@ -104,7 +102,8 @@ TEST_CASE("every gating with every bias predicts what a naive reference computes
             r.gating         = gating;
             r.bias           = biases & 1 ? grid(16, 1 / 32.0f, 1.0f, 3) : std::vector<float>();
             r.selection_bias = biases & 2 ? grid(16, 1 / 32.0f, 0.5f, 4) : std::vector<float>();
-            router_predictor p(m);
+            const auto  made = router_predictor(m);
+            predictor & p    = *made;
             REQUIRE(r.set(p, 1).ok());
 
             constexpr int64_t          n_tokens = 20;
@@ -130,7 +129,8 @@ TEST_CASE("worked by hand: the selection bias chooses, the weights are those wit
     std::fill(r.weight.begin(), r.weight.end(), 0.0f);
     r.bias           = { 2.0f, 0.0f, -2.0f, 1.0f }; // probabilities 0.8808, 0.5, 0.1192, 0.7311
     r.selection_bias = { -0.5f, 0.0f, 0.5f, 0.0f }; // 0.3808, 0.5, 0.6192, 0.7311
-    router_predictor p(m);
+    const auto  made = router_predictor(m);
+    predictor & p    = *made;
     REQUIRE(r.set(p, 1).ok());
     const host_tensor          input(std::vector<float>(WIDTH, 1.0f), WIDTH);
     std::vector<layer_routing> predictions;
@@ -148,7 +148,8 @@ TEST_CASE("of equal experts the first are taken, whatever the gating") {
         r.gating = gating;
         std::fill(r.weight.begin(), r.weight.end(), 0.25f);
         std::fill(r.weight.begin() + 5 * WIDTH, r.weight.begin() + 6 * WIDTH, 0.5f);
-        router_predictor p(m);
+        const auto  made = router_predictor(m);
+        predictor & p    = *made;
         REQUIRE(r.set(p, 1).ok());
         const host_tensor          input(std::vector<float>(WIDTH, 0.125f), WIDTH);
         std::vector<layer_routing> predictions;
@@ -160,7 +161,8 @@ TEST_CASE("of equal experts the first are taken, whatever the gating") {
 TEST_CASE("layers ahead come in order, each by its own router, up to the last or the first unknown") {
     const auto               m = experts({ 8, 8, 4, 8, 8, 8 });
     const cpu_backend        cpu;
-    router_predictor         p(m);
+    const auto               made = router_predictor(m);
+    predictor &              p    = *made;
     std::vector<test_router> routers;
     for (layer_id layer = 0; layer < 6; layer++) {
         routers.emplace_back(layer == 2 ? 4 : 8, 20 + layer);
@@ -194,7 +196,8 @@ TEST_CASE("layers ahead come in order, each by its own router, up to the last or
 TEST_CASE("the running layer's gain is taken out of its input, and each router applies its own") {
     const auto               m = experts({ 16, 16, 16, 16 });
     const cpu_backend        cpu;
-    router_predictor         p(m);
+    const auto               made = router_predictor(m);
+    predictor &              p    = *made;
     std::vector<test_router> routers;
     for (layer_id layer = 0; layer < 4; layer++) {
         routers.emplace_back(16, 50 + layer);
@@ -235,7 +238,8 @@ TEST_CASE("the running layer's gain is taken out of its input, and each router a
 
 TEST_CASE("the running layer's experts are ranked by its own router, before and beside predictions of later layers") {
     const cpu_backend        cpu;
-    router_predictor         p(experts({ 8, 8, 8 }));
+    const auto               made = router_predictor(experts({ 8, 8, 8 }));
+    predictor &              p    = *made;
     std::vector<test_router> routers;
     for (layer_id layer = 0; layer < 3; layer++) {
         routers.emplace_back(8, 30 + layer);
@@ -278,7 +282,8 @@ TEST_CASE("the running layer's experts are ranked by its own router, before and 
 TEST_CASE("layers that choose different numbers of experts are predicted with their own") {
     const auto                 m = experts({ 8, 4, 16, 8 });
     const cpu_backend          cpu;
-    router_predictor           p(m);
+    const auto                 made   = router_predictor(m);
+    predictor &                p      = *made;
     const std::vector<int64_t> n_used = { 2, 1, 6, 3 };
     std::vector<test_router>   routers;
     for (layer_id layer = 0; layer < 4; layer++) {
@@ -299,7 +304,8 @@ TEST_CASE("layers that choose different numbers of experts are predicted with th
 TEST_CASE("tokens of a long batch are predicted as each alone, in any layout of their rows") {
     const auto        m = experts({ 16, 16, 16 });
     const cpu_backend cpu;
-    router_predictor  p(m);
+    const auto        made      = router_predictor(m);
+    predictor &       p         = *made;
     const test_router routers[] = { test_router(16, 31), test_router(16, 32) };
     REQUIRE(routers[0].set(p, 1).ok());
     REQUIRE(routers[1].set(p, 2).ok());
@@ -339,7 +345,8 @@ TEST_CASE("routers of any type that converts to float") {
         for (float & w : r.weight) {
             w = ggml_fp16_to_fp32(ggml_fp32_to_fp16(w));
         }
-        router_predictor p(m);
+        const auto  made = router_predictor(m);
+        predictor & p    = *made;
         REQUIRE(p.set_router(1, { weight.tensor, nullptr, nullptr, HOBBIT_GATING_SOFTMAX, nullptr, 0 }).ok());
         REQUIRE(p.knows(1));
         const std::vector<float>   x = grid(WIDTH, 1 / 8.0f, 1.0f, 6);
@@ -351,8 +358,9 @@ TEST_CASE("routers of any type that converts to float") {
 }
 
 TEST_CASE("what does not fit is declined") {
-    const auto        m = experts({ 8, 8, 8 });
-    router_predictor  p(m);
+    const auto        m    = experts({ 8, 8, 8 });
+    const auto        made = router_predictor(m);
+    predictor &       p    = *made;
     const host_tensor input(std::vector<float>(WIDTH), WIDTH);
     CHECK_FALSE(p.accepts(input.tensor)); // no router yet
     CHECK(p.bytes() == 0);
@@ -390,8 +398,9 @@ TEST_CASE("numbers that are none still name distinct experts, with weights of su
     const auto        m = experts({ 8, 8 });
     const cpu_backend cpu;
     for (const float bad : { NAN, INFINITY, -INFINITY }) {
-        router_predictor p(m);
-        test_router      r(8);
+        const auto  made = router_predictor(m);
+        predictor & p    = *made;
+        test_router r(8);
         r.gating = HOBBIT_GATING_SIGMOID;
         r.bias   = { 0.0f, bad, 0.0f, 0.0f, bad, 0.0f, 0.0f, 0.0f };
         REQUIRE(r.set(p, 1).ok());
@@ -409,7 +418,8 @@ TEST_CASE("numbers that are none still name distinct experts, with weights of su
 TEST_CASE("a computation that the caller ends is no error of the predictor's") {
     const auto        m = experts({ 8, 8 });
     const cpu_backend cpu;
-    router_predictor  p(m);
+    const auto        made = router_predictor(m);
+    predictor &       p    = *made;
     REQUIRE(test_router(8).set(p, 1).ok());
     const host_tensor input(std::vector<float>(WIDTH), WIDTH);
     ggml_backend_cpu_set_abort_callback(cpu.backend, [](void *) { return true; }, nullptr);

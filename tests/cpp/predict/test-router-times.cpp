@@ -14,7 +14,8 @@ using namespace hobbit;
 TEST_CASE("microseconds of routers at once and one after the other" * doctest::skip()) {
     const cpu_backend cpu;
     for (const auto & [width, n_experts] : { std::pair<int, int>{ 4096, 8 }, { 4096, 16 }, { 2048, 128 } }) {
-        router_predictor  p(experts(std::vector<uint32_t>(5, uint32_t(n_experts))));
+        const auto        made = router_predictor(experts(std::vector<uint32_t>(5, uint32_t(n_experts))));
+        predictor &       p    = *made;
         const host_tensor weight(grid(size_t(width * n_experts), 1 / 64.0f, 0.5f, 1), width, n_experts);
         const host_tensor input(grid(size_t(width), 1 / 8.0f, 1.0f, 2), width);
         for (uint32_t layer = 0; layer < 5; layer++) {
