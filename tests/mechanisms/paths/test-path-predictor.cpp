@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "mechanisms/paths/path-predictor.h"
-
 #include "fixtures/routes.h"
+#include "predict/predictor.h"
 
 #include <algorithm>
 #include <doctest/doctest.h>
@@ -27,9 +26,6 @@ class paths {
         of.bar               = bar;
         predictor_           = registered_predictor::make(of);
     }
-
-    paths(const std::vector<uint32_t> & n_experts, size_t dictionary_size) :
-        predictor_(std::make_unique<path_predictor>(options(n_experts), dictionary_size)) {}
 
     void chose(layer_id layer, const experts & chosen, const std::vector<float> & weights = {}, int64_t n_tokens = 1) {
         running_ = { layer, n_tokens, int64_t(chosen.size()) / n_tokens, chosen, weights };
@@ -139,24 +135,33 @@ TEST_CASE("a cycle of routes is predicted any number of layers ahead") {
     }
 }
 
+// How many of the last 40 choices are predicted that depend on the two layers before.
+static int n_right(paths & p) {
+    int right = 0;
+    for (int token = 0; token < 80; token++) {
+        const int32_t a = token / 2 % 2;
+        const int32_t b = token % 2;
+        p.chose(0, { a });
+        p.chose(1, { b });
+        right += token >= 40 && p.predicted() == experts{ a ^ b };
+        p.chose(2, { a ^ b });
+    }
+    return right;
+}
+
 TEST_CASE("the dictionary tells apart what pairs cannot") {
-    const auto run = [](size_t dictionary_size) {
-        paths p({ 2, 2, 2 }, dictionary_size);
-        int   right = 0;
-        for (int token = 0; token < 80; token++) {
-            const int32_t a = token / 2 % 2;
-            const int32_t b = token % 2;
-            p.chose(0, { a });
-            p.chose(1, { b });
-            right += token >= 40 && p.predicted() == experts{ a ^ b };
-            p.chose(2, { a ^ b });
-        }
-        return right;
-    };
-    CHECK(run(8192) == 40);
-    CHECK(run(0) == 10);
-    CHECK(run(100) == 10); // no room for a key
-    CHECK(run(300) == 20); // room for two of four
+    paths pairs({ 2, 2, 2 });
+    paths exact({ 2, 2, 2 }, "paths-exact");
+    CHECK(n_right(pairs) == 10);
+    CHECK(n_right(exact) == 40);
+}
+
+TEST_CASE("a full dictionary takes no further keys") {
+    paths p({ 500, 500, 500 }, "paths-exact");
+    for (int32_t i = 0; i < 15000; i++) { // each key with its counts takes more than 600 bytes of 8 MiB
+        p.ran({ { 2 + i % 400 }, { 2 + i / 400 }, { 2 } });
+    }
+    CHECK(n_right(p) < 40);
 }
 
 // The frequencies of the layers 1 and 2, what follows expert 0 of the layer 1, and what expert 0 after expert 2.
@@ -255,7 +260,8 @@ TEST_CASE("layers may differ in their number of experts") {
     REQUIRE(predictions.size() == 2);
     CHECK(predictions[0].experts == experts{ 0, 1 });
     CHECK(predictions[1].experts == experts{ 1, 2, 3 });
-    CHECK(p.bytes() == 8 * (2 + sizeof(choice_counts)) + 2 * (4 + sizeof(choice_counts)));
+    constexpr size_t n_fixed = sizeof(std::vector<uint8_t>) + 8; // bytes of the counts behind an expert
+    CHECK(p.bytes() == 8 * (2 + n_fixed) + 2 * (4 + n_fixed));
 }
 
 TEST_CASE("paths learn what follows what") {
