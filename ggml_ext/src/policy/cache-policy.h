@@ -2,9 +2,12 @@
 #pragma once
 
 #include "base/registered.h"
+#include "ggml.h"
 #include "model/expert.h"
+
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -117,9 +120,29 @@ class usage_records {
     usage_records(uint32_t n_layers, uint32_t n_experts) : n_layers_(n_layers), n_experts_(n_experts) {}
 
     // See cache_policy. begin_sequence may be left out for a new sequence.
-    void begin_sequence(uint32_t sequence);
-    void begin_tokens(uint32_t sequence, uint32_t n);
-    void on_use(const expert_usage & use);
+    void begin_sequence(uint32_t number) {
+        sequences_.erase(number);
+        find(number);
+    }
+
+    void begin_tokens(uint32_t number, uint32_t n) {
+        n_runs_++;
+        sequence & s  = find(number);
+        s.n_tokens   += n;
+        s.last_run    = n_runs_;
+        for (auto other = sequences_.begin(); other != sequences_.end();) {
+            const bool is_idle = n_runs_ - other->second.last_run > n_idle_max;
+            other              = is_idle ? sequences_.erase(other) : std::next(other);
+        }
+    }
+
+    void on_use(const expert_usage & use) {
+        sequence &     s  = find(use.sequence);
+        usage_record & r  = s.records[use.id];
+        r.last_token      = s.n_tokens;
+        r.n_uses         += use.n_tokens;
+        r.n_high_uses    += use.tier == tier_id::high ? use.n_tokens : 0;
+    }
 
     // The largest score(record, tokens of the sequence) over all sequences; 0 without any.
     template <typename Score>
@@ -141,7 +164,13 @@ class usage_records {
         expert_table<usage_record> records;
     };
 
-    sequence & find(uint32_t number);
+    sequence & find(uint32_t number) {
+        const auto [at, is_new] = sequences_.try_emplace(number);
+        if (is_new) {
+            at->second = { 0, n_runs_, { n_layers_, n_experts_ } };
+        }
+        return at->second;
+    }
 
     const uint32_t               n_layers_;
     const uint32_t               n_experts_;
@@ -158,15 +187,43 @@ class token_memory {
   public:
     static constexpr uint64_t none = UINT64_MAX;
 
-    token_memory(uint32_t n_layers, uint32_t n_experts, uint32_t n_used, uint32_t capacity);
+    token_memory(uint32_t n_layers, uint32_t n_experts, uint32_t n_used, uint32_t capacity) :
+        n_layers_(n_layers),
+        n_experts_(n_experts),
+        n_used_(n_used),
+        capacity_(capacity),
+        routes_(size_t(capacity) * n_layers * n_used),
+        n_routes_(size_t(capacity) * n_layers, 0),
+        roots_(size_t(n_layers) * n_experts * capacity, 0),
+        before_(capacity, none),
+        after_(capacity, none) {}
 
     // Begins a token that follows `before` in its sequence; `before` may be none or forgotten. The oldest token is
     // forgotten.
-    uint64_t add(uint64_t before);
+    uint64_t add(uint64_t before) {
+        const uint64_t token = n_added_;
+        visit_uses(token, [&](expert_id id) { root(id, slot(token)) = 0; }); // the slot's old token used it
+        std::fill_n(n_routes_.begin() + ptrdiff_t(row(token, 0)), n_layers_, 0);
+        n_added_++;
+        before_[slot(token)] = known(before);
+        after_[slot(token)]  = none;
+        if (remembers(before)) {
+            after_[slot(before)] = token;
+        }
+        return token;
+    }
 
     // The token uses the expert with this share, 0 to 1, of its weight. At most n_used experts of a layer are kept.
     // REQUIRES: remembered.
-    void use(uint64_t token, expert_id id, double weight);
+    void use(uint64_t token, expert_id id, double weight) {
+        GGML_ASSERT(remembers(token));
+        const size_t i = row(token, id.layer);
+        if (n_routes_[i] == n_used_) {
+            return;
+        }
+        routes_[i * n_used_ + n_routes_[i]++] = uint16_t(id.expert);
+        root(id, slot(token))                 = uint8_t(std::lround(255 * std::sqrt(std::clamp(weight, 0.0, 1.0))));
+    }
 
     bool     remembers(uint64_t token) const { return token < n_added_ && token + capacity_ >= n_added_; }
     uint32_t slot(uint64_t token) const { return uint32_t(token % capacity_); }
@@ -181,7 +238,13 @@ class token_memory {
 
     // The similarity of two tokens in a layer sums, over the experts that both use, the root of the product of their
     // weights. Equal tokens have 1. Adds the term of one expert with this weight to scores[slot].
-    void add_similarity(expert_id id, double weight, std::vector<float> & scores) const;
+    void add_similarity(expert_id id, double weight, std::vector<float> & scores) const {
+        const float     scale = float(std::sqrt(std::clamp(weight, 0.0, 1.0)) / 255);
+        const uint8_t * roots = &roots_[(size_t(id.layer) * n_experts_ + id.expert) * capacity_];
+        for (uint32_t slot = 0; slot < capacity_; slot++) {
+            scores[slot] += scale * float(roots[slot]);
+        }
+    }
 
     // Calls visit(expert_id) for every expert that the token uses.
     template <typename Visit>
