@@ -178,8 +178,8 @@ class expert_cache {
     bool     is_resident(expert_id id, tier_id tier) const { return sets_[tier] && sets_[tier]->contains(id); }
     uint32_t slot(expert_id id, tier_id tier) const { return sets_[tier]->slot(id); }
 
-    template <typename Number>
-    Number sum(tier_id tier, Number (slot_memory::*of)() const) const {
+    template <typename Number, typename Slots>
+    Number sum(tier_id tier, Number (Slots::*of)() const) const {
         return std::accumulate(slots_[tier].begin(), slots_[tier].end(), Number(0),
                                [of](Number sum, const slot_memory & slots) { return sum + (slots.*of)(); });
     }

@@ -213,7 +213,7 @@ ggml_backend_buffer_type_t slot_memory::choose_packed() {
 }
 
 char * slot_memory::address(uint32_t slot, layer_id layer, part_id part) const {
-    return bank_of(slot).base + layout_.place(layer, part).offset + number(slot) * stride(layer, part);
+    return bank_of(slot).base + place(layer, part).offset + number(slot) * stride(layer, part);
 }
 
 char * slot_memory::data(uint32_t slot, expert_id id, part_id part) const {
@@ -226,7 +226,7 @@ ggml_backend_buffer_t slot_memory::buffer(uint32_t slot, expert_id id, part_id p
 }
 
 part_target slot_memory::target(uint32_t slot, expert_id id, part_id part) const {
-    part_target t = { address(slot, id.layer, part), nullptr, {}, layout_.place(id.layer, part).zeros };
+    part_target t = { address(slot, id.layer, part), nullptr, {}, place(id.layer, part).zeros };
     if (is_set(id, part)) {
         t.buffer = buffer(slot, id, part);
         t.shape  = index_.layer(id.layer).shapes[part];
@@ -240,22 +240,21 @@ part_target slot_memory::target(uint32_t slot, expert_id id, part_id part) const
 
 void slot_memory::free() {
     commit_.end();
-    memory_.clear();
+    buffers_.clear();
     banks_ = {};
 }
 
 bool slot_memory::allocate_bank(ggml_backend_buffer_type_t packed, size_t size) {
-    memory_bank &         bank  = memory_.emplace_back();
+    memory_bank &         bank  = buffers_.emplace_back();
     const size_t          room  = size + file_reader::alignment;
-    ggml_backend_buffer_t owner = ggml_backend_buft_alloc_buffer(packed ? packed : layout_.memory(), room);
+    ggml_backend_buffer_t owner = ggml_backend_buft_alloc_buffer(packed ? packed : memory(), room);
     (packed ? bank.packed : bank.buffer).reset(owner);
-    const bool is_shared = layout_.in_host() && !is_host_device(device_);
-    if (!owner ||
-        (is_shared && ggml_backend_buffer_get_type(owner) != layout_.memory())) { // not what a driver has left
+    const bool is_shared = in_host() && !is_host_device(device_);
+    if (!owner || (is_shared && ggml_backend_buffer_get_type(owner) != memory())) { // not what a driver has left
         return false;
     }
     bank.base = aligned_base(owner, file_reader::alignment);
-    if (!layout_.in_host()) {
+    if (!in_host()) {
         ggml_backend_buffer_clear(owner, 0); // kernels multiply what follows a row by zero: it must be a number
     }
     if (packed) {
@@ -273,7 +272,7 @@ static std::string say_free(ggml_backend_buffer_type_t buft) {
 
 void slot_memory::commit_pages(uint64_t spare) {
     std::vector<page_commit::range> pages;
-    for (const memory_bank & bank : memory_) {
+    for (const memory_bank & bank : buffers_) {
         char * first = page_of(bank.base);
         pages.push_back({ first, size_t(bank.base + banks_.bank_size - first) });
     }
@@ -282,20 +281,19 @@ void slot_memory::commit_pages(uint64_t spare) {
 
 status slot_memory::fit(uint32_t & n_slots) const {
     slot_layout::bank_plan plan;
-    HOBBIT_TRY(n_slots > 0 ? slot_layout(layout_).plan_banks(n_slots, plan) : status());
+    HOBBIT_TRY(n_slots > 0 ? slot_layout(*this).plan_banks(n_slots, plan) : status());
     n_slots = plan.n_slots;
     return {};
 }
 
 status slot_memory::allocate(uint32_t n_slots, uint64_t spare) {
     slot_layout::bank_plan plan;
-    HOBBIT_TRY(layout_.plan_banks(n_slots, plan));
+    HOBBIT_TRY(plan_banks(n_slots, plan));
     free();
-    ggml_backend_buffer_type_t buft    = layout_.memory();
+    ggml_backend_buffer_type_t buft    = memory();
     ggml_backend_buffer_type_t packed  = choose_packed();
     const uint32_t             n_banks = (plan.n_slots + plan.slots_per_bank - 1) / plan.slots_per_bank;
-    const char *               options =
-        layout_.in_host() ? "--pools or --memory" : "--pools or --device-memory, or check the device";
+    const char * options = in_host() ? "--pools or --memory" : "--pools or --device-memory, or check the device";
     for (uint32_t i = 0; i < n_banks; i++) {
         if (!allocate_bank(packed, plan.bank_size)) {
             free();
@@ -307,13 +305,13 @@ status slot_memory::allocate(uint32_t n_slots, uint64_t spare) {
     const auto is_other = [&](const memory_bank & bank) {
         return ggml_backend_buffer_get_type(bank.buffer.get()) != buft;
     };
-    if (!packed && std::any_of(memory_.begin(), memory_.end(), is_other)) {
+    if (!packed && std::any_of(buffers_.begin(), buffers_.end(), is_other)) {
         GGML_LOG_WARN("hobbit: the driver has no more %s memory: expert pools are in ordinary memory, which is slower "
                       "to copy from; give a smaller %s\n",
                       ggml_backend_buft_name(buft), options);
     }
     banks_ = plan;
-    if (layout_.in_host()) {
+    if (in_host()) {
         commit_pages(spare);
     }
     return {};

@@ -52,14 +52,16 @@ class slot_layout {
     // n_slots if these would take more memory than n_slots * slot_size() + overhead(). place() depends on the plan.
     status plan_banks(uint32_t n_slots, bank_plan & plan);
 
+  protected:
+    const tier_id            tier_;
+    const ggml_backend_dev_t device_;
+
   private:
     void   lay_out_slots(const expert_index & index, const std::vector<layer_id> & layers);
     void   lay_out_stacks(const expert_index & index, const std::vector<layer_id> & layers);
     size_t place_stacks(uint32_t n_slots);
     status fit_bank(uint32_t & slots_per_bank);
 
-    tier_id                    tier_;
-    ggml_backend_dev_t         device_;
     ggml_backend_buffer_type_t memory_;
     bool                       in_host_;
     bool                       is_stacked_; // the matrices of a part are contiguous
@@ -70,24 +72,19 @@ class slot_layout {
     per_part<size_t>                  padding_ = {}; // bytes behind the last matrix of a part
 };
 
-// The memory of slots for one tier's experts of some layers, and where each matrix lies in a slot. It consists of banks
-// with equal numbers of slots; a bank is one buffer of the device. Pages in host memory are taken in the background.
-// Does not know which expert has which slot.
+// The memory of a layout's slots. It consists of banks with equal numbers of slots; a bank is one buffer of the device.
+// Pages in host memory are taken in the background. Does not know which expert has which slot.
 //
 // Thread-safety: none, but the memory of different slots may be used at the same time.
-class slot_memory {
+class slot_memory : public slot_layout {
   public:
     // Plans slots for the tier's experts of the layers. The device computes in `memory`. With `pack` weights are kept
     // in the CPU's own layouts, if it has any. The index must outlive the object.
     slot_memory(const expert_index & index, tier_id tier, const std::vector<layer_id> & layers,
                 ggml_backend_dev_t device, ggml_backend_buffer_type_t memory, bool pack) :
-        index_(index), tier_(tier), device_(device), pack_(pack), layout_(index, tier, layers, device, memory) {}
+        slot_layout(index, tier, layers, device, memory), index_(index), pack_(pack) {}
 
-    // Bytes of a slot, and the bytes of device memory that a pool takes beside its slots.
-    size_t slot_size() const { return layout_.slot_size(); }
-    size_t overhead() const { return layout_.overhead(); }
     size_t bytes() const { return n_slots() * slot_size(); } // bytes of all slots
-    bool   in_host() const { return layout_.in_host(); }
 
     // Lessens the number to that of the slots that allocate() would have.
     status fit(uint32_t & n_slots) const;
@@ -102,7 +99,7 @@ class slot_memory {
     // buffer the matrices of a part are evenly spaced: number n lies n * stride() bytes behind number 0.
     char *                data(uint32_t slot, expert_id id, part_id part) const;
     ggml_backend_buffer_t buffer(uint32_t slot, expert_id id, part_id part) const;
-    size_t                stride(layer_id layer, part_id part) const { return layout_.place(layer, part).stride; }
+    size_t                stride(layer_id layer, part_id part) const { return place(layer, part).stride; }
     uint32_t              number(uint32_t slot) const { return slot % n_numbers(); }
     uint32_t              n_numbers() const { return banks_.slots_per_bank; }
 
@@ -117,12 +114,12 @@ class slot_memory {
         char *                  base = nullptr;
     };
 
-    const memory_bank & bank_of(uint32_t slot) const { return memory_[slot / banks_.slots_per_bank]; }
+    const memory_bank & bank_of(uint32_t slot) const { return buffers_[slot / banks_.slots_per_bank]; }
 
     bool is_packed(expert_id id, part_id part) const { return packed_parts_[id].has(part); }
 
     // Returns true if the loader writes the matrix by ggml's functions instead of reading into the slot.
-    bool is_set(expert_id id, part_id part) const { return !layout_.in_host() || (is_packed(id, part) && repacks_); }
+    bool is_set(expert_id id, part_id part) const { return !in_host() || (is_packed(id, part) && repacks_); }
 
     char *                     address(uint32_t slot, layer_id layer, part_id part) const;
     ggml_backend_buffer_type_t choose_packed();
@@ -130,17 +127,14 @@ class slot_memory {
     void                       commit_pages(uint64_t spare);
     void                       free();
 
-    const expert_index &     index_;
-    const tier_id            tier_;
-    const ggml_backend_dev_t device_;
-    const bool               pack_;
-    bool                     repacks_ = false; // packed parts have another layout than in the file
-    slot_layout              layout_;
-    expert_table<part_set>   packed_parts_;
+    const expert_index &   index_;
+    const bool             pack_;
+    bool                   repacks_ = false; // packed parts have another layout than in the file
+    expert_table<part_set> packed_parts_;
 
     slot_layout::bank_plan   banks_;
-    std::vector<memory_bank> memory_; // [bank]
-    page_commit              commit_; // commits the pages of banks in host memory, and is destroyed before them
+    std::vector<memory_bank> buffers_; // [bank]
+    page_commit              commit_;  // commits the pages of banks in host memory, and is destroyed before them
 };
 
 } // namespace hobbit
