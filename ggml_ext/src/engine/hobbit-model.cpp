@@ -2,7 +2,6 @@
 #include "engine/hobbit-model.h"
 
 #include "device/device-traits.h"
-#include "device/repacked-layout.h"
 #include "ggml-impl.h"
 #include "plan/memory-budget.h"
 

@@ -2,7 +2,6 @@
 #include "graph/inner-graph.h"
 
 #include "device/device-traits.h"
-#include "device/repacked-layout.h"
 #include "plan/batch-info.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "io/chunk-queue.h"
 
-#include "device/repacked-layout.h"
+#include "device/device-traits.h"
 #include "ggml.h"
 #include "io/file-reader.h"
 

@@ -2,7 +2,6 @@
 #include "io/loader.h"
 
 #include "device/device-traits.h"
-#include "device/repacked-layout.h"
 
 #include <algorithm>
 #include <cstring>

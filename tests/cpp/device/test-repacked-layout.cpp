@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "device/repacked-layout.h"
+#include "device/device-traits.h"
 
 #include "fixtures/executor-fixture.h"
 #include "fixtures/numbers.h"

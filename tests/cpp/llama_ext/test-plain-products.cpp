@@ -2,7 +2,7 @@
 // Products of weights as files have them, through ggml's graph: bits are those of one row after the other.
 #include "../../llama_ext/cpu/plain-rows.h"
 
-#include "device/repacked-layout.h"
+#include "device/device-traits.h"
 #include "fixtures/cpu-graph.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
