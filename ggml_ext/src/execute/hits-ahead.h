@@ -7,7 +7,7 @@
 #include "ggml-cpp.h"
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
-#include "graph/row-copies.h"
+#include "graph/routing.h"
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
 

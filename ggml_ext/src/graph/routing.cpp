@@ -3,9 +3,6 @@
 
 #include "graph/expert-matmul.h"
 
-#include <algorithm>
-#include <cstring>
-
 namespace hobbit {
 
 // Addresses identify a tensor within its buffer only: with Vulkan every buffer begins at the same address.

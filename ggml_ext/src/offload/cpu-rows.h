@@ -7,7 +7,6 @@
 #include "graph/expert-matmul.h"
 #include "graph/inner-graph.h"
 #include "graph/routing.h"
-#include "graph/row-copies.h"
 #include "model/expert-index.h"
 #include "plan/layer-plan.h"
 

@@ -2,7 +2,7 @@
 #include "base/status.h"
 #include "doors/layer-hooks.h"
 #include "graph/lazy-backend.h"
-#include "graph/row-copies.h"
+#include "graph/routing.h"
 #include "mechanisms/early/early-settings.h"
 #include "offload/cpu-rows.h"
 #include "offload/cpu-share.h"
