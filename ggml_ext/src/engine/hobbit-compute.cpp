@@ -47,14 +47,14 @@ status hobbit_model::compute(ggml_cgraph * graph, ggml_backend_dev_t device, inn
     return run([&]() REQUIRES(mutex_) -> status {
         GGML_ASSERT(prepared_);
         const auto start  = std::chrono::steady_clock::now();
-        const auto is_its = [&](const auto & engine) { return engine->buffer_type()->device == device; };
+        const auto is_its = [&](const auto & engine) { return engine->buffer_type_.device == device; };
         const auto engine = std::find_if(engines_.begin(), engines_.end(), is_its);
         GGML_ASSERT(engine != engines_.end());
         for (size_t i = 0; is_filling_ && i < engines_.size(); i++) {
-            HOBBIT_TRY(engines_[i]->cache().await_fill([&] { return inner.is_aborted(); }));
+            HOBBIT_TRY(engines_[i]->cache_.await_fill([&] { return inner.is_aborted(); }));
         }
         is_filling_        = false;
-        const status s     = (*engine)->executor().compute(graph, inner, cpu);
+        const status s     = (*engine)->executor_->compute(graph, inner, cpu);
         stats_.compute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
         return s.ok() ? trace_.error() : s;
     });
@@ -119,7 +119,7 @@ void hobbit_end_batch(hobbit_context * context) {
 // Computations that were not announced belong to no batch.
 void hobbit_model::release() {
     for (size_t i = 0; prepared_ && i < engines_.size(); i++) {
-        engines_[i]->executor().wait();
+        engines_[i]->executor_->wait();
     }
     holder_ = nullptr;
     pass_.reset();

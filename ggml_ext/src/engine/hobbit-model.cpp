@@ -193,9 +193,8 @@ void hobbit_model::build(const std::vector<ggml_backend_dev_t> & devices) {
         in_host.memory = transfer_memory_;
         host_          = std::make_unique<expert_cache>(index_, *loader_, host_stats_, in_host);
     }
-    const shared_parts shared = { index_, settings_, *loader_, stats_, host_.get(), transfer_memory_ };
     for (ggml_backend_dev_t device : devices) {
-        engines_.push_back(std::make_unique<device_engine>(this, device, shared));
+        engines_.push_back(std::make_unique<device_engine>(*this, device));
     }
     slots_.devices.resize(engines_.size());
 
@@ -244,16 +243,16 @@ void hobbit_model::assign_layers(const std::vector<ggml_backend_dev_t> & of_laye
     std::vector<std::optional<uint32_t>> given(index_.n_layers());
     std::vector<uint64_t>                free;
     for (uint32_t i = 0; i < engines_.size(); i++) {
-        free.push_back(engines_.size() > 1 ? free_memory(engines_[i]->device()) : 0);
+        free.push_back(engines_.size() > 1 ? free_memory(engines_[i]->device_) : 0);
         for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
-            if (of_layers[layer] == engines_[i]->device()) {
+            if (of_layers[layer] == engines_[i]->device_) {
                 given[layer] = i;
             }
         }
     }
     layer_engines_ = hobbit::assign_layers(given, free);
     for (layer_id layer = 0; layer < index_.n_layers(); layer++) {
-        engines_[layer_engines_[layer]]->add_layer(layer);
+        engines_[layer_engines_[layer]]->layers_.push_back(layer);
     }
 }
 
@@ -290,7 +289,7 @@ bool hobbit_set_router(hobbit_model * model, uint32_t block, const struct hobbit
         const auto layer = find_layer(model->index_, block);
         for (size_t i = 0; i < model->engines_.size() && layer && !model->prepared_; i++) {
             device_engine & engine = *model->engines_[i];
-            predictor *     ahead  = engine.ahead().ahead;
+            predictor *     ahead  = engine.predictor_.get();
             HOBBIT_TRY(ahead && engine.n_layers() > 0 ? ahead->set_router(*layer, *router) : status());
         }
         return {};
@@ -310,7 +309,7 @@ status hobbit_model::try_changes(const hobbit_setting * changes, size_t n_change
     changed = settings_;
     HOBBIT_TRY(changed.change(changes, n_changes));
     const rule_numbers t       = changed.thresholds();
-    const auto         has_low = [](const auto & engine) { return engine->cache().n_slots(tier_id::low) > 0; };
+    const auto         has_low = [](const auto & engine) { return engine->cache_.n_slots(tier_id::low) > 0; };
     if (prepared_ && asks_for_low(changed.rule(), t) && index_.n_tiers() > 1 &&
         std::none_of(engines_.begin(), engines_.end(), has_low)) {
         const std::string word  = changed.text(QUALITY);
@@ -466,8 +465,8 @@ bool hobbit_get_device(const hobbit_model * model, size_t i, struct hobbit_devic
 bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i, struct hobbit_latency * latency) {
     try {
         mutex_lock   lock(model->mutex_);
-        const auto & engines = model->engines_;
-        const auto   all     = device < engines.size() ? engines[device]->latencies() : std::vector<hobbit_latency>();
+        const auto * share = device < model->engines_.size() ? model->engines_[device]->share_.get() : nullptr;
+        const auto   all   = share ? share->latencies() : std::vector<hobbit_latency>();
         if (i < all.size()) {
             *latency = all[i];
         }

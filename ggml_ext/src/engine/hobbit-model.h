@@ -6,8 +6,8 @@
 #include "base/status.h"
 #include "base/thread-annotations.h"
 #include "cache/expert-cache.h"
-#include "engine/device-engine.h"
 #include "engine/settings.h"
+#include "execute/hits-ahead.h"
 #include "execute/moe-executor.h"
 #include "graph/inner-graph.h"
 #include "hobbit.h"
@@ -15,7 +15,10 @@
 #include "io/file-reader.h"
 #include "io/loader.h"
 #include "model/expert-index.h"
+#include "offload/cpu-share.h"
+#include "plan/memory-budget.h"
 #include "policy/cache-policy.h"
+#include "predict/predictor.h"
 #include "predict/prefetcher.h"
 #include "record/trace.h"
 
@@ -28,6 +31,49 @@
 #include <thread>
 #include <unistd.h>
 #include <vector>
+
+namespace hobbit {
+
+// One device that computes experts: its layers, the pools with their experts, and the executor that runs them.
+// hobbit-pools.cpp defines its functions.
+//
+// Thread-safety: none; see expert_cache.
+struct device_engine {
+    // The model must outlive it. REQUIRES: the model has its loader, and its cache in host memory where it needs one
+    device_engine(hobbit_model & model, ggml_backend_dev_t device);
+
+    uint32_t n_layers() const { return uint32_t(layers_.size()); }
+
+    pool_demand demand() const { return cache_.demand(layers_); }
+
+    // Bytes of the device's memory that computing takes beside the pools, and of these the predictor's.
+    uint64_t rows(uint32_t n_batch) const;
+    uint64_t predictor_bytes() const { return predictor_ ? predictor_->bytes() : 0; }
+
+    // Gives the CPU a share of the layers. REQUIRES: there is a host cache
+    void start_sharing();
+
+    // Fills free slots with experts of its layers, in this order.
+    void fill(tier_id tier, const std::vector<expert_id> & most_used);
+
+    // REQUIRES: the pools are allocated. The arguments must outlive the engine; prefetcher may be null.
+    void start(prefetcher * prefetcher, run_state & run);
+
+    // slots: of the pools, as planned or allocated.
+    hobbit_device_info info(const pool_slots & slots) const;
+
+    hobbit_model &             model_;
+    const ggml_backend_dev_t   device_;
+    ggml_backend_buffer_type   buffer_type_; // type of the expert tensors that it computes; its device is the backend's
+    expert_cache               cache_;
+    std::unique_ptr<predictor> predictor_; // gets all layers' routers: prefetch crosses devices; null: no prefetch
+    std::unique_ptr<hits_ahead>   ahead_;
+    std::unique_ptr<cpu_share>    share_;    // null: the CPU has none
+    std::unique_ptr<moe_executor> executor_; // null before start()
+    std::vector<layer_id>         layers_;   // ascending
+};
+
+} // namespace hobbit
 
 // One context of a model: its name for the batches and sequences that it announces. The model holds the state of the
 // batch that it computes, since it computes one at a time.

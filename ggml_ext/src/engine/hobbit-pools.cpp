@@ -1,14 +1,104 @@
 // SPDX-License-Identifier: MIT
 //
-// The memory of a model: what its first context allocates, and what a further one is refused.
+// The devices of a model and its memory: what its first context allocates, and what a further one is refused.
 #include "base/system-memory.h"
 #include "device/device-traits.h"
 #include "engine/hobbit-model.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <iterator>
 
 using namespace hobbit;
+
+//
+// a device
+//
+
+device_engine::device_engine(hobbit_model & model, ggml_backend_dev_t device) :
+    model_(model),
+    device_(device),
+    buffer_type_(ggml_backend_hobbit_make_buffer_type(&model, ggml_backend_hobbit_register(device))),
+    cache_(model.index_, *model.loader_, model.stats_,
+           { device, model.settings_.flag("hobbit.pack") && !model.host_, model.host_.get(),
+             model.host_ ? nullptr : model.transfer_memory_, model.settings_.spare_memory() }) {
+    if (model.settings_.count("hobbit.prefetch") > 0) {
+        predictor_options options;
+        options.name      = model.settings_.text("hobbit.predictor");
+        options.memory    = ggml_backend_dev_buffer_type(device);
+        options.paths     = model.index_.calibration().paths;
+        options.bar       = model.settings_.number("hobbit.prefetch_bar");
+        options.n_experts = model.index_.experts_by_layer();
+        options.width     = uint32_t(model.index_.width());
+        for (layer_id layer = 0; layer < model.index_.n_layers(); layer++) {
+            options.n_used.push_back(model.index_.layer(layer).n_used);
+        }
+        predictor_ = registered_predictor::make(options);
+    }
+}
+
+uint64_t device_engine::rows(uint32_t n_batch) const {
+    const expert_index & index = model_.index_;
+    int64_t              n_in  = 0;
+    int64_t              n_out = 0;
+    int64_t              n_all = 0; // outputs of all parts of a layer
+    for (const layer_id layer : layers_) {
+        int64_t n_here = 0;
+        for (const matrix_shape & shape : index.layer(layer).shapes) {
+            n_in    = std::max(n_in, shape.n_in);
+            n_out   = std::max(n_out, shape.n_out);
+            n_here += shape.n_out;
+        }
+        n_all = std::max(n_all, n_here);
+    }
+    const uint64_t n_rows = std::max(n_batch, uint32_t(inner_graph::enough_rows));
+    uint64_t       bytes  = uint64_t(n_in + n_out) * sizeof(float) * n_rows + inner_graph::max_work_size;
+    for (const tier_id tier : index.tiers()) {
+        bytes += cache_.overhead(tier);
+    }
+    if (model_.host_) { // rows that come from host memory
+        bytes += uint64_t(n_all) * sizeof(float) * uint64_t(inner_graph::enough_rows);
+    }
+    return bytes + predictor_bytes();
+}
+
+void device_engine::fill(tier_id tier, const std::vector<expert_id> & most_used) {
+    std::vector<expert_id> own;
+    std::copy_if(most_used.begin(), most_used.end(), std::back_inserter(own),
+                 [&](expert_id id) { return std::binary_search(layers_.begin(), layers_.end(), id.layer); });
+    cache_.fill(tier, own);
+}
+
+void device_engine::start_sharing() {
+    executor_.reset(); // its hooks know the share
+    share_.reset();    // unregisters its listener of replacements, before the next one registers its own
+    share_ = std::make_unique<cpu_share>(model_.index_, cache_, *model_.host_, traits_of(device_).upload_share,
+                                         model_.settings_.mode(), model_.stats_);
+}
+
+void device_engine::start(prefetcher * prefetcher, run_state & run) {
+    ahead_                                  = std::make_unique<hits_ahead>(model_.index_, cache_);
+    const std::vector<row_source *> sources = { prefetcher, ahead_.get(), share_.get() };
+    executor_ = std::make_unique<moe_executor>(model_.index_, cache_, sources, run, model_.stats_);
+    executor_->add(make_hooks({ "", model_.settings_.values(), model_.index_, model_.stats_, cache_, model_.host_.get(),
+                                predictor_.get(), share_.get() }));
+}
+
+hobbit_device_info device_engine::info(const pool_slots & slots) const {
+    hobbit_device_info i = {};
+    i.name               = ggml_backend_dev_name(device_);
+    i.n_layers           = n_layers();
+    i.pool_slots_high    = count_of(slots[tier_id::high]);
+    i.pool_slots_low     = count_of(slots[tier_id::low]);
+    i.pool_bytes_high    = cache_.bytes(tier_id::high, slots[tier_id::high]);
+    i.pool_bytes_low     = cache_.bytes(tier_id::low, slots[tier_id::low]);
+    i.bytes_transferred  = cache_.transferred().bytes;
+    return i;
+}
+
+//
+// the plan
+//
 
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     const bool     is_staged = settings_.flag("hobbit.pack") || host_; // reads do not land directly in the slot
@@ -41,7 +131,7 @@ uint64_t hobbit_model::host_rows(uint32_t n_batch) const {
 
 // Divides the limits on memory between the pools of all devices and of the cache in host memory behind them.
 status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_slots & slots) const {
-    HOBBIT_TRY(settings_.check_placed(host_ != nullptr, is_host_device(engines_.front()->device())));
+    HOBBIT_TRY(settings_.check_placed(host_ != nullptr, is_host_device(engines_.front()->device_)));
     const pool_demand         behind = host_ ? host_->demand(index_.layers()) : pool_demand();
     other_memory              other  = memory_beside(model_bytes);
     std::vector<device_share> devices;
@@ -54,7 +144,10 @@ status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_sl
     for (size_t i = 0; i < engines_.size(); i++) {
         pool_plan here;
         if (engines_[i]->n_layers() > 0) {
-            other.device = host_ ? engines_[i]->memory(devices[i].rows, behind) : device_memory();
+            ggml_backend_dev_t device = engines_[i]->device_;
+            other.device =
+                host_ ? device_memory{ ggml_backend_dev_name(device), free_memory(device), devices[i].rows, behind }
+                      : device_memory();
             HOBBIT_TRY(plan_pools(shared[i], devices[i].demand, other, here));
             slots.host           = here.n_host_slots; // each device has the same
             slots.snapshot_bytes = here.n_snapshots * other.snapshot;
@@ -71,7 +164,7 @@ status hobbit_model::plan_slots(uint64_t model_bytes, uint32_t n_batch, model_sl
 status hobbit_model::keep_slots(model_slots slots) {
     for (const tier_id tier : index_.tiers()) {
         for (size_t i = 0; i < engines_.size(); i++) {
-            HOBBIT_TRY(engines_[i]->cache().fit(tier, slots.devices[i][tier]));
+            HOBBIT_TRY(engines_[i]->cache_.fit(tier, slots.devices[i][tier]));
         }
         HOBBIT_TRY(host_ ? host_->fit(tier, slots.host[tier]) : status());
     }
@@ -108,6 +201,21 @@ status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_pl
 // the first context
 //
 
+// Allocates a cache's pools for these layers. `where` names the memory in the log.
+static status allocate_pools(expert_cache & cache, const std::vector<layer_id> & layers, const pool_slots & slots,
+                             cache_policy & policy, const char * where) {
+    const pool_demand wanted = cache.demand(layers);
+    for (const tier_id tier : TIERS) {
+        if (count_of(slots[tier]) == 0) {
+            continue;
+        }
+        HOBBIT_TRY(cache.allocate(tier, slots[tier], wanted.classes[tier], wanted.n_used, policy));
+        GGML_LOG_INFO("hobbit: %s-precision pool of %u of %u experts, %s on %s\n", tier_name(tier), cache.n_slots(tier),
+                      count_of(wanted.all(tier)), format_size(double(cache.bytes(tier))).c_str(), where);
+    }
+    return {};
+}
+
 status hobbit_model::allocate_host(const pool_slots & slots) {
     const bool   is_locked = transfer_memory_ != ggml_backend_cpu_buffer_type();
     const char * where     = is_locked ? "the host, page-locked, behind it" : "the host, behind it";
@@ -115,7 +223,7 @@ status hobbit_model::allocate_host(const pool_slots & slots) {
     for (const tier_id tier : index_.tiers()) {
         uint32_t n_above = 0;
         for (const auto & engine : engines_) {
-            n_above += engine->cache().n_slots(tier);
+            n_above += engine->cache_.n_slots(tier);
         }
         if (host_->n_slots(tier) <= n_above) {
             host_->make_exclusive(tier);
@@ -139,9 +247,11 @@ status hobbit_model::allocate(uint64_t model_bytes, uint32_t n_batch) {
         if (shares && engines_[i]->n_layers() > 0) {
             engines_[i]->start_sharing();
         }
-        HOBBIT_TRY(engines_[i]->allocate(slots.devices[i], *policy_));
-        if (engines_[i]->n_layers() == 0) {
-            GGML_LOG_WARN("hobbit: %s computes no layer with experts\n", ggml_backend_dev_name(engines_[i]->device()));
+        device_engine & engine = *engines_[i];
+        const char *    name   = ggml_backend_dev_name(engine.device_);
+        HOBBIT_TRY(allocate_pools(engine.cache_, engine.layers_, slots.devices[i], *policy_, name));
+        if (engine.n_layers() == 0) {
+            GGML_LOG_WARN("hobbit: %s computes no layer with experts\n", name);
         }
     }
     return host_ ? allocate_host(slots.host) : status();
@@ -152,7 +262,7 @@ void hobbit_model::start() {
     if (const auto n_ahead = uint32_t(settings_.count("hobbit.prefetch")); n_ahead > 0 || passes_) {
         std::vector<prefetcher::layer_place> ahead;
         for (const uint32_t i : layer_engines_) {
-            ahead.push_back(engines_[i]->ahead());
+            ahead.push_back({ &engines_[i]->cache_, engines_[i]->predictor_.get() });
         }
         prefetcher_ = std::make_unique<prefetcher>(index_, ahead, n_ahead, registered_rule::make(rule()),
                                                    run_->thresholds, run_->batch, stats_);
@@ -177,7 +287,7 @@ void hobbit_model::fill(const std::vector<expert_id> & most_used) {
         std::vector<expert_id> rest         = most_used;
         const auto             is_on_device = [&](expert_id id) {
             return !host_->holds(id, tier, {}) && std::any_of(engines_.begin(), engines_.end(), [&](const auto & e) {
-                return e->cache().holds(id, tier, {});
+                return e->cache_.holds(id, tier, {});
             });
         };
         rest.erase(std::remove_if(rest.begin(), rest.end(), is_on_device), rest.end());

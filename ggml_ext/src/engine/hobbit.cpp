@@ -83,7 +83,7 @@ bool hobbit_place_layers(hobbit_model * model, struct ggml_backend_device * cons
 }
 
 struct ggml_backend_buffer_type * hobbit_buffer_type(hobbit_model * model, int32_t block) {
-    return model->engine_of(block).buffer_type();
+    return &model->engine_of(block).buffer_type_;
 }
 
 struct ggml_backend_buffer_type * hobbit_device_buffer_type(hobbit_model * model, int32_t block) {
