@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "backend/ggml-hobbit.h"
+#include "graph/routing.h"
 
 #include <cstring>
 
@@ -25,20 +26,9 @@ static bool is_down(const ggml_tensor * matmul) {
     return expert && expert->part == part_id::down;
 }
 
-// Element-wise operations that may stand between a layer's expert matmuls: bias, per-expert scale, clamp, activation.
 static bool is_elementwise(const ggml_tensor * op) {
-    switch (op->op) {
-        case GGML_OP_ADD_ID:
-        case GGML_OP_CLAMP:
-        case GGML_OP_GLU:
-        case GGML_OP_MUL:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_SCALE:
-        case GGML_OP_SQR:
-        case GGML_OP_UNARY:
-        case GGML_OP_VIEW:    return true;
-        default:              return false;
-    }
+    return op->op == GGML_OP_RESHAPE || op->op == GGML_OP_VIEW ||
+           (op->op != GGML_OP_MUL_MAT_ID && n_row_sources(op) > 0);
 }
 
 const ggml_tensor * find_matmul(const ggml_tensor * tensor, int depth) {

@@ -41,7 +41,7 @@ static_assert(sizeof(ggml_tensor) == 336 && sizeof(void *) == 8, "ggml_tensor: r
 static_assert(GGML_MAX_SRC > 4, "MUL_MAT_ID has no room for the router's weights and input");
 
 // A new operation between a layer's matmuls would split the layer.
-static_assert(GGML_OP_COUNT == 101, "ggml_op: review is_elementwise and n_row_sources");
+static_assert(GGML_OP_COUNT == 101, "ggml_op: review n_row_sources");
 
 //
 // context

@@ -32,6 +32,20 @@ stage next_stage(ggml_cgraph * graph, int first, int & end) {
     return s;
 }
 
+size_t n_row_sources(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_MUL:
+        case GGML_OP_GLU:        return node->src[1] ? 2 : 1;
+        case GGML_OP_ADD_ID:
+        case GGML_OP_CLAMP:
+        case GGML_OP_MUL_MAT_ID:
+        case GGML_OP_SCALE:
+        case GGML_OP_SQR:
+        case GGML_OP_UNARY:      return 1;
+        default:                 return 0;
+    }
+}
+
 layer_section section_at(ggml_cgraph * graph, int first) {
     const layer_id layer   = expert_of(ggml_graph_node(graph, first)).layer;
     layer_section  section = { graph, first, first };

@@ -36,6 +36,10 @@ struct layer_section {
 // layer or of a part that the section has already.
 layer_section section_at(ggml_cgraph * graph, int first);
 
+// The sources with rows, one or two, of a matmul over experts or an operation that may stand between two: bias,
+// per-expert scale, clamp, activation. 0: it is no such operation.
+size_t n_row_sources(const ggml_tensor * node);
+
 // The nodes of a section, without no-ops.
 inline std::vector<const ggml_tensor *> nodes_of(const layer_section & section) {
     std::vector<const ggml_tensor *> nodes;

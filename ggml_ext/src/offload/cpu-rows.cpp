@@ -28,20 +28,6 @@ static bool has_rows(const ggml_tensor * t, const layer_routing & routing, bool 
     return t->ne[2] == routing.n_tokens && (t->ne[1] == 1 || t->ne[1] == routing.n_used);
 }
 
-static size_t n_row_sources(const ggml_tensor * node) {
-    switch (node->op) {
-        case GGML_OP_MUL:
-        case GGML_OP_GLU:        return node->src[1] ? 2 : 1;
-        case GGML_OP_ADD_ID:
-        case GGML_OP_CLAMP:
-        case GGML_OP_MUL_MAT_ID:
-        case GGML_OP_SCALE:
-        case GGML_OP_SQR:
-        case GGML_OP_UNARY:      return 1;
-        default:                 return 0;
-    }
-}
-
 // The sources that have rows; a matmul's first one is the weights.
 static const ggml_tensor * row_source(const ggml_tensor * node, size_t i) {
     return node->op == GGML_OP_MUL_MAT_ID ? node->src[1] : node->src[i];
