@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "base/registered.h"
 #include "base/stats.h"
 #include "base/status.h"
 #include "plan/batch-info.h"
@@ -42,17 +41,7 @@ class batch_passes {
                          stats & counters) = 0;
 };
 
-struct passes_options {
-    std::string name;
-};
-
-// The first one by name serves.
-using registered_passes = registered<batch_passes, passes_options>;
-
-// Null: each batch has one pass.
-inline std::unique_ptr<batch_passes> make_passes() {
-    const auto & names = registered_passes::names();
-    return names.empty() ? nullptr : registered_passes::make({ names.front() });
-}
+// Makes a model's passes. A mechanism that has any sets it, in an object of static storage; null: each batch has one.
+inline std::unique_ptr<batch_passes> (*make_passes)() = nullptr;
 
 } // namespace hobbit

@@ -194,7 +194,8 @@ struct hobbit_model final : public hobbit::split_runner {
     hobbit::posix_file_reader reader_;
     hobbit::precision_costs   costs_;
 
-    const std::unique_ptr<hobbit::batch_passes> passes_ = hobbit::make_passes(); // null: each batch has one pass
+    const std::unique_ptr<hobbit::batch_passes> passes_ = // null: each batch has one pass
+        hobbit::make_passes ? hobbit::make_passes() : nullptr;
 
     // from place_layers on
     std::atomic<bool>                                   is_placed_{ false };

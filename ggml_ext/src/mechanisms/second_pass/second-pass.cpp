@@ -30,8 +30,6 @@ namespace {
 // high precision: prompts, and the tokens that speculative decoding proposes.
 class second_pass final : public batch_passes {
   public:
-    explicit second_pass(const passes_options &) {}
-
     status check(const rule_numbers & own, bool can_repeat, const std::string & model) const override {
         if (own[confidence_number] > 0.0 && !can_repeat) {
             return status::
@@ -117,7 +115,8 @@ class second_pass final : public batch_passes {
     step_counts                counts_; // the draft's selections
 };
 
-const auto maker = registered_passes::of<second_pass>("second_pass");
+[[maybe_unused]] const auto maker =
+    make_passes = []() -> std::unique_ptr<batch_passes> { return std::make_unique<second_pass>(); };
 
 } // namespace
 
