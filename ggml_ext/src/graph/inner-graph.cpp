@@ -144,14 +144,9 @@ ggml_tensor * inner_graph::matrices_leaf(const matrices & weights, const matrix_
 
 // All rows of a float tensor.
 ggml_tensor * inner_graph::rows_leaf(const ggml_tensor * tensor) {
-    const int64_t n = ggml_nrows(tensor);
-    ggml_tensor * t = ggml_new_tensor_2d(ctx_, tensor->type, tensor->ne[0], n);
-    t->nb[1]        = tensor->nb[1];
-    t->nb[2] = t->nb[3] = t->nb[1] * n;
-    t->data             = tensor->data;
-    t->buffer           = root_of(tensor)->buffer;
     n_leaves_++;
-    return t;
+    return rows_at(ctx_, tensor->type, tensor->ne[0], ggml_nrows(tensor), tensor->nb[1], tensor->data,
+                   root_of(tensor)->buffer);
 }
 
 ggml_tensor * inner_graph::row_numbers(const std::vector<int32_t> & rows, int64_t n_columns) {

@@ -28,6 +28,17 @@ inline const ggml_tensor * root_of(const ggml_tensor * tensor) {
     return tensor->view_src ? tensor->view_src : tensor;
 }
 
+// A leaf whose rows lie in this buffer.
+inline ggml_tensor * rows_at(ggml_context * ctx, ggml_type type, int64_t width, int64_t n_rows, size_t stride,
+                             void * data, ggml_backend_buffer_t buffer) {
+    ggml_tensor * t = ggml_new_tensor_2d(ctx, type, width, n_rows);
+    t->nb[1]        = stride;
+    t->nb[2] = t->nb[3] = stride * size_t(n_rows);
+    t->data             = data;
+    t->buffer           = buffer;
+    return t;
+}
+
 // Equal weight matrices, evenly spaced in the memory of the compute device.
 struct matrices {
     ggml_type             type;

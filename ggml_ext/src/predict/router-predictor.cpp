@@ -48,16 +48,6 @@ bool read_bias(const ggml_tensor * tensor, uint32_t n_experts, std::vector<float
     return !tensor || (ggml_nelements(tensor) == n_experts && read_floats(tensor, out));
 }
 
-ggml_tensor * leaf(ggml_context * ctx, ggml_type type, int64_t width, int64_t n_rows, size_t stride, void * data,
-                   ggml_backend_buffer_t buffer) {
-    ggml_tensor * t = ggml_new_tensor_2d(ctx, type, width, n_rows);
-    t->nb[1]        = stride;
-    t->nb[2] = t->nb[3] = stride * size_t(n_rows);
-    t->data             = data;
-    t->buffer           = buffer;
-    return t;
-}
-
 // Bytes from one row to the next; 0 where they are not evenly spaced.
 size_t row_stride(const ggml_tensor * t) {
     size_t stride = t->nb[1];
@@ -278,17 +268,17 @@ class router_predictor final : public predictor {
         const size_t  stride  = row_stride(router_input);
         const size_t  row     = (size_t(running) + 1 - n_own_) * n_experts_;
         const int64_t n_rows  = int64_t(n_own_ + n_layers) * n_experts_;
-        ggml_tensor * weights = leaf(ctx, stack_->type, stack_->ne[0], n_rows, stack_->nb[1],
-                                     static_cast<char *>(stack_->data) + row * stack_->nb[1], stack_buffer_.get());
+        ggml_tensor * weights = rows_at(ctx, stack_->type, stack_->ne[0], n_rows, stack_->nb[1],
+                                        static_cast<char *>(stack_->data) + row * stack_->nb[1], stack_buffer_.get());
         ggml_tensor * input =
-            leaf(ctx, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
-                 static_cast<char *>(router_input->data) + size_t(first) * stride, root_of(router_input)->buffer);
+            rows_at(ctx, GGML_TYPE_F32, router_input->ne[0], n_tokens, stride,
+                    static_cast<char *>(router_input->data) + size_t(first) * stride, root_of(router_input)->buffer);
         const bool has_gain = routers_[running].has_gain;
         if (has_gain) {
             input =
                 ggml_mul(ctx, input,
-                         leaf(ctx, GGML_TYPE_F32, input->ne[0], 1, inverse_->nb[1],
-                              static_cast<char *>(inverse_->data) + running * inverse_->nb[1], stack_buffer_.get()));
+                         rows_at(ctx, GGML_TYPE_F32, input->ne[0], 1, inverse_->nb[1],
+                                 static_cast<char *>(inverse_->data) + running * inverse_->nb[1], stack_buffer_.get()));
         }
         product_                  = ggml_mul_mat(ctx, weights, input);
         const size_t product_size = GGML_PAD(ggml_nbytes(product_), ggml_backend_get_alignment(backend));
