@@ -12,7 +12,7 @@ namespace hobbit {
 
 namespace {
 
-using checked_row = std::pair<hobbit_setting_spec, registered_setting::check_function>;
+using checked_row = std::pair<hobbit_setting_spec, setting_check>;
 
 struct registrations {
     std::function<std::vector<hobbit_setting_spec>()> first;
@@ -87,10 +87,6 @@ static status check_value(const hobbit_setting_spec & spec, const setting_value 
                : status::error("%s is %g: it must lie between %g and %g", spec.key, number, spec.min, spec.max);
 }
 
-//
-// setting_values
-//
-
 setting_values::setting_values() {
     for (const hobbit_setting_spec & spec : setting_table()) {
         entry & e = entries_[spec.key];
@@ -132,15 +128,12 @@ bool setting_values::any_given(const char * keys) const {
            });
 }
 
-//
-// registered_setting
-//
-
-registered_setting::registered_setting(const hobbit_setting_spec & row, check_function fails) : key_(row.key) {
-    all_registrations().others[key_] = { row, fails };
+bool register_setting(const hobbit_setting_spec & row, setting_check fails) {
+    all_registrations().others[row.key] = { row, fails };
+    return true;
 }
 
-status registered_setting::check(const setting_values & values, bool is_apart) {
+status check_registered_settings(const setting_values & values, bool is_apart) {
     for (const auto & [key, row] : all_registrations().others) {
         if (row.second && values.number(key) != std::strtod(row.first.default_value, nullptr)) {
             HOBBIT_TRY(row.second(values, is_apart));

@@ -77,27 +77,16 @@ class setting_values {
     std::map<std::string, entry> entries_; // [key]
 };
 
-// A number or flag of a mechanism. An object of static storage, whose row comes behind the first ones, in the order of
-// keys.
-//
-// Thread-safety: constant once main() runs.
-class registered_setting {
-  public:
-    // Fails with what the user can do. Called for values other than the default, once the layers are placed. is_apart:
-    // a device with memory of its own computes experts.
-    using check_function = status (*)(const setting_values & values, bool is_apart);
+// Fails with what the user can do. Called for values other than the default, once the layers are placed. is_apart: a
+// device with memory of its own computes experts.
+using setting_check = status (*)(const setting_values & values, bool is_apart);
 
-    // `row` must not be stored in files. The check may be null.
-    explicit registered_setting(const hobbit_setting_spec & row, check_function fails = nullptr);
+// Adds a number or flag of a mechanism, which no file stores, behind the first rows in the order of keys. The check may
+// be null. Returns true. REQUIRES: as register_first_settings
+bool register_setting(const hobbit_setting_spec & row, setting_check fails = nullptr);
 
-    double of(const setting_values & values) const { return values.number(key_); }
-
-    // The first check that fails.
-    static status check(const setting_values & values, bool is_apart);
-
-  private:
-    const std::string key_;
-};
+// The first check of a mechanism's setting that fails.
+status check_registered_settings(const setting_values & values, bool is_apart);
 
 // Returns the index of `name` among the words in `words`, or -1.
 int find_word(const char * words, const std::string & name);

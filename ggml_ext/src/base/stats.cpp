@@ -41,8 +41,9 @@ const Value & at(const std::map<std::string, Value> & counters, size_t i) {
 
 } // namespace
 
-registered_counter::registered_counter(const char * name, const char * metric, const char * help) : name_(name) {
+bool register_counter(const char * name, const char * metric, const char * help) {
     registry()[name] = { name, HOBBIT_COUNT, metric, nullptr, help };
+    return true;
 }
 
 std::map<std::string, stats::counter> stats::zeros() {

@@ -56,17 +56,9 @@ namespace hobbit {
 
 enum class tier_id : uint32_t;
 
-// A counter of a mechanism, a whole number that grows. An object of static storage; stats::of has its value. The table
-// lists these counters last, by name.
-class registered_counter {
-  public:
-    registered_counter(const char * name, const char * metric, const char * help);
-
-    const std::string & name() const { return name_; }
-
-  private:
-    const std::string name_;
-};
+// Adds a counter of a mechanism, a whole number that grows; stats::of has its value. The table lists these counters
+// last, by name. Returns true, for initializers of static objects.
+bool register_counter(const char * name, const char * metric, const char * help);
 
 // Counters since opening, and where time goes if a timeline is open. Written by the thread that computes and by the
 // loader's, read by any.
@@ -89,8 +81,8 @@ struct stats {
         counter misses{ 0 };
     };
 
-    // REQUIRES: registered before the object was constructed
-    counter & of(const registered_counter & mechanism) { return own.at(mechanism.name()); }
+    // A mechanism's counter. REQUIRES: registered before the object was constructed
+    counter & of(const char * name) { return own.at(name); }
 
     std::map<std::string, counter> own = zeros(); // [name]
 

@@ -471,7 +471,7 @@ status settings::check_placed(bool is_apart, bool on_cpu) const {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
     }
-    return registered_setting::check(values_, is_apart);
+    return check_registered_settings(values_, is_apart);
 }
 
 } // namespace hobbit

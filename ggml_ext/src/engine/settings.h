@@ -30,7 +30,7 @@ constexpr const char * QUALITY_WORDS = "lossless small-loss fast";
 using quality_levels = std::array<quality_level, 3>;
 
 // Settings of one model, resolved: every setting has its value, its source, and a note where another setting overrules
-// it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (registered_setting).
+// it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (register_setting).
 // Adding a setting takes a row. A value that nobody gave and no default has is 0 or "".
 class settings {
   public:

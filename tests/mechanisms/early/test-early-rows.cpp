@@ -2,7 +2,6 @@
 // A layer's rows that are computed before the layer runs. The device is the CPU behind ggml's RPC server.
 #include "fixtures/executor-fixture.h"
 #include "fixtures/rpc-device.h"
-#include "mechanisms/early/early-settings.h"
 #include "predict/predictor.h"
 
 #include <utility>
@@ -73,7 +72,7 @@ struct two_layers {
 
     rows compute() { return compute_both(e, m, first, second); }
 
-    uint64_t n_early() { return e.counters.of(selections_early); }
+    uint64_t n_early() { return e.counters.of("selections_early"); }
 };
 
 } // namespace
@@ -119,7 +118,7 @@ TEST_CASE("batches of several tokens are exact, and nothing is computed early fo
     for (int i = 0; i < 3; i++) {
         CHECK(compute_both(e, m, first, second) == stock(m, second, tier_id::high, 1));
     }
-    CHECK(e.counters.of(selections_early) == 0);
+    CHECK(e.counters.of("selections_early") == 0);
 }
 
 // Passes that are set by hand.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "fixtures/numbers.h"
-#include "mechanisms/replacement/replacement-settings.h"
+#include "mechanisms/replacement/replacement-hooks.h"
 
 #include "plan/layer-plan.h"
 

@@ -45,9 +45,9 @@ struct batches {
 
     // The number of tokens that are computed again. logits: of two tokens to choose from
     uint64_t judge(const float * logits) {
-        const uint64_t before  = counters.of(tokens_repeated);
+        const uint64_t before  = counters.of("tokens_repeated");
         const bool     repeats = passes->repeats(batch, thresholds, logits, 2, counters);
-        const uint64_t n       = counters.of(tokens_repeated) - before;
+        const uint64_t n       = counters.of("tokens_repeated") - before;
         CHECK(repeats == (n > 0));
         return n;
     }
@@ -131,8 +131,8 @@ TEST_CASE("prompts, proposed tokens, and what cannot be judged or repeated are i
 
 TEST_CASE("the counter has its place in the table") {
     stats s;
-    s.of(tokens_repeated) = 20;
-    size_t i              = 0;
+    s.of("tokens_repeated") = 20;
+    size_t i                = 0;
     while (std::string(hobbit_counter_at(i)->name) != "tokens_repeated") {
         i++;
     }

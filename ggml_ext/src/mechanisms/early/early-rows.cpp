@@ -3,7 +3,6 @@
 #include "doors/layer-hooks.h"
 #include "graph/lazy-backend.h"
 #include "graph/routing.h"
-#include "mechanisms/early/early-settings.h"
 #include "offload/cpu-rows.h"
 #include "offload/cpu-share.h"
 #include "predict/predictor.h"
@@ -74,7 +73,7 @@ class early_rows final : public layer_hooks, public ready_rows {
     // REQUIRES: the parts have a host cache, a predictor and a share, which then takes rows from here
     explicit early_rows(const hook_parts & parts) :
         parts_(parts),
-        first_(layer_id(uint32_t(early_from_setting.of(parts.settings)))),
+        first_(layer_id(uint32_t(parts.settings.number("hobbit.early_from")))),
         cpu_(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)),
         rows_(parts.index, *parts.host),
         sections_(parts.index.n_layers()) {
@@ -99,7 +98,7 @@ class early_rows final : public layer_hooks, public ready_rows {
     }
 
     const cpu_rows * rows() override { return is_ready_ ? &rows_ : nullptr; }
-    void             took(size_t n_uses) override { parts_.counters.of(selections_early) += n_uses; }
+    void             took(size_t n_uses) override { parts_.counters.of("selections_early") += n_uses; }
 
     // Waits for the rows of this layer.
     status on_routing(const routed_layer &) override { return finish(); }
@@ -253,7 +252,7 @@ class early_rows final : public layer_hooks, public ready_rows {
 } // namespace
 
 static const registered_hooks maker("early", [](const hook_parts & parts) -> std::unique_ptr<layer_hooks> {
-    const bool is_on = early_setting.of(parts.settings) != 0;
+    const bool is_on = parts.settings.number("hobbit.early") != 0;
     return is_on && parts.host && parts.ahead && parts.share ? std::make_unique<early_rows>(parts) : nullptr;
 });
 

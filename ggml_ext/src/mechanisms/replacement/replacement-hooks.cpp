@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
+#include "mechanisms/replacement/replacement-hooks.h"
+
 #include "doors/layer-hooks.h"
 #include "ggml-impl.h"
 #include "graph/routing.h"
-#include "mechanisms/replacement/replacement-settings.h"
 #include "predict/predictor.h"
 
 #include <algorithm>
@@ -67,10 +68,6 @@ static bool can_replace(ggml_cgraph * graph, int first, part_set all) {
     return section.parts == all;
 }
 
-//
-// hooks
-//
-
 namespace {
 
 // Replaces missing experts of generated tokens. They are ranked by the router's copy in the predictor, since a GPU's
@@ -105,7 +102,7 @@ class replacement_hooks final : public layer_hooks {
         }
         served = replace_missing(in, ranking_, precisions);
         for (size_t i = 0; i < served.size(); i++) {
-            parts_.counters.of(selections_replaced) += served[i] != in.routing.experts[i];
+            parts_.counters.of("selections_replaced") += served[i] != in.routing.experts[i];
         }
     }
 
@@ -123,7 +120,7 @@ class replacement_hooks final : public layer_hooks {
 };
 
 const registered_hooks maker("replacement", [](const hook_parts & parts) -> std::unique_ptr<layer_hooks> {
-    return degrade_setting.of(parts.settings) != 0 ? std::make_unique<replacement_hooks>(parts) : nullptr;
+    return parts.settings.number("hobbit.degrade") != 0 ? std::make_unique<replacement_hooks>(parts) : nullptr;
 });
 
 } // namespace

@@ -98,7 +98,7 @@ class second_pass final : public batch_passes {
             count_selections(counts_, counters);
             return false;
         }
-        counters.of(tokens_repeated) += unsure.size();
+        counters.of("tokens_repeated") += unsure.size();
         batch.set_pass(batch_pass::second);
         thresholds.raise(std::move(unsure));
         return true;
