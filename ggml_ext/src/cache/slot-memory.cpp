@@ -184,10 +184,6 @@ status slot_layout::plan_banks(uint32_t n_slots, bank_plan & plan) {
     }
 }
 
-//
-// layout
-//
-
 // All packed parts have the same layout: the first one that the device has for any part.
 ggml_backend_buffer_type_t slot_memory::choose_packed() {
     ggml_backend_buffer_type_t chosen = nullptr;
@@ -232,10 +228,6 @@ part_target slot_memory::target(uint32_t slot, expert_id id, part_id part) const
     }
     return t;
 }
-
-//
-// banks
-//
 
 void slot_memory::free() {
     commit_.end();

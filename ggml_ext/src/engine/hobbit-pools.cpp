@@ -11,10 +11,6 @@
 
 using namespace hobbit;
 
-//
-// a device
-//
-
 device_engine::device_engine(hobbit_model & model, ggml_backend_dev_t device) :
     model_(model),
     device_(device),
@@ -95,10 +91,6 @@ hobbit_device_info device_engine::info(const pool_slots & slots) const {
     i.bytes_transferred  = cache_.transferred().bytes;
     return i;
 }
-
-//
-// the plan
-//
 
 other_memory hobbit_model::memory_beside(uint64_t model_bytes) const {
     const bool     is_staged = settings_.flag("hobbit.pack") || host_; // reads do not land directly in the slot

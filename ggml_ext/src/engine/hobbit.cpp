@@ -21,10 +21,6 @@ static T value_or(T otherwise, F function) noexcept {
     }
 }
 
-//
-// references
-//
-
 bool hobbit_open(const char * path, const struct hobbit_setting * settings, size_t n_settings, hobbit_model ** model,
                  char * err, size_t err_size) {
     *model = nullptr;

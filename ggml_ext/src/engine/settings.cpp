@@ -175,10 +175,6 @@ const bool is_hobbit = register_paper(
 
 } // namespace
 
-//
-// settings
-//
-
 // The stored division of the pools that was fitted to a rule.
 static std::string share_key(const std::string & rule_name) {
     return "hobbit." + rule_name + ".low_share";

@@ -109,10 +109,6 @@ bool posix_file_reader::direct_io() const {
     return std::all_of(files_.begin(), files_.end(), [](const auto & file) { return bool(file->direct); });
 }
 
-//
-// memory to read into
-//
-
 // A driver that has no more pinned memory returns ordinary memory. Where a driver maps pinned memory in a special way,
 // the system may refuse direct I/O into it.
 static status try_memory(ggml_backend_buffer_type_t memory, file_reader & reader) {

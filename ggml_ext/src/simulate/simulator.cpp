@@ -101,10 +101,6 @@ static status check_options(const hobbit_simulation & options, const settings & 
 
 namespace {
 
-//
-// the bound
-//
-
 // Belady's algorithm: it knows all later uses. An expert's value falls with the time to its next use, and is least if
 // that use is not counted, because loading it again then costs nothing. Keeping the most valuable experts gives the
 // most counted hits: keeping an expert from one use to the next is an interval in time, at most as many intervals as
@@ -148,10 +144,6 @@ class belady_policy : public cache_policy {
     expert_table<future> futures_;
     uint64_t             time_ = 0;
 };
-
-//
-// predictions
-//
 
 // Compares the experts that a predictor names one layer ahead with those that the layer then chooses. Predicted experts
 // are not loaded. Without a predictor it does nothing.
@@ -239,10 +231,6 @@ class prediction_judge {
     std::set<uint32_t>         predicted_;
     std::set<uint32_t>         missing_; // missing ones of these
 };
-
-//
-// replay
-//
 
 class replay {
   public:
