@@ -49,15 +49,17 @@ static status read_stored(const std::string & path, expert_index & index, settin
                                   path.c_str(), s.message().c_str());
 }
 
-status hobbit_model::resolve(const char * path, const hobbit_setting * given, size_t n_given,
-                             hobbit_resolved_setting * rows, size_t n_rows) {
-    settings     config;
-    expert_index index(settings::stored_keys());
-    HOBBIT_TRY(config.apply(given, n_given));
-    HOBBIT_TRY(path ? index.open(path, config.text("hobbit.sidecar")) : status());
-    HOBBIT_TRY(index.n_layers() > 0 ? read_stored(path, index, config) : status());
-    config.describe(rows, n_rows);
-    return {};
+bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * given, size_t n_given,
+                             struct hobbit_resolved_setting * rows, size_t n_rows, char * err, size_t err_size) {
+    return report_call("cannot resolve the settings", err, err_size, [&]() -> status {
+        settings     config;
+        expert_index index(settings::stored_keys());
+        HOBBIT_TRY(config.apply(given, n_given));
+        HOBBIT_TRY(path ? index.open(path, config.text("hobbit.sidecar")) : status());
+        HOBBIT_TRY(index.n_layers() > 0 ? read_stored(path, index, config) : status());
+        config.describe(rows, n_rows);
+        return {};
+    });
 }
 
 status hobbit_model::open(const std::string & path, const hobbit_setting * given, size_t n_given,

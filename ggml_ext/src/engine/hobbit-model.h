@@ -102,12 +102,10 @@ struct hobbit_model final : public hobbit::split_runner {
     ~hobbit_model();
 
     // See hobbit.h.
-    static hobbit::status resolve(const char * path, const hobbit_setting * given, size_t n_given,
-                                  hobbit_resolved_setting * rows, size_t n_rows);
-    hobbit::status        place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
-    hobbit::status        plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
-    hobbit::status        set_costs(std::vector<float> low, std::vector<float> skip);
-    hobbit_info           info() const; // allocates nothing: it cannot fail
+    hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
+    hobbit::status plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
+    hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
+    hobbit_info    info() const; // allocates nothing: it cannot fail
 
     // Calls a function that has no error of its own; what it throws is an error of the next computation.
     template <typename F>

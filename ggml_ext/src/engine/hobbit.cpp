@@ -136,12 +136,6 @@ struct hobbit_precision hobbit_lower_precision(struct hobbit_precision a, struct
     return rule_numbers::lower(rule_numbers(a), rule_numbers(b)).c();
 }
 
-bool hobbit_resolve_settings(const char * path, const struct hobbit_setting * settings, size_t n_settings,
-                             struct hobbit_resolved_setting * rows, size_t n_rows, char * err, size_t err_size) {
-    return report_call("cannot resolve the settings", err, err_size,
-                       [&] { return hobbit_model::resolve(path, settings, n_settings, rows, n_rows); });
-}
-
 bool hobbit_set_costs(hobbit_model * model, const float * low, const float * skip, size_t n, char * err,
                       size_t err_size) {
     return report_call("cannot keep the costs", err, err_size,
