@@ -3,7 +3,6 @@
 
 #include "base/system-memory.h"
 #include "device/device-traits.h"
-#include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "io/file-reader.h"
 

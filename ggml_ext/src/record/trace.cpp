@@ -37,7 +37,7 @@ status trace_writer::open(const std::string & path, const expert_index & index) 
     turns_.clear();
     batch_.clear();
     n_turns_ = 0;
-    HOBBIT_TRY(file_.open(path, "trace", MAGIC));
+    HOBBIT_TRY(text_file::open(path, "trace", MAGIC));
     const uint32_t n_used = index.n_experts_used();
     std::string    text =
         format("# model=%s arch=%s n_layer=%zu n_expert=%u n_expert_used=%u\n", one_line(index.files()[0]).c_str(),
@@ -49,7 +49,7 @@ status trace_writer::open(const std::string & path, const expert_index & index) 
         text               += (own < n_used ? format(" n_expert_used=%u", own) : "") + "\n";
     }
     text += "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
-    return file_.append(text.data(), text.size());
+    return append(text.data(), text.size());
 }
 
 void trace_writer::begin_batch(const std::vector<batch_info::row> & tokens) {
@@ -84,10 +84,9 @@ status trace_writer::add(const layer_report & report) {
         };
         at = std::find_if(at, batch_.end(), is_it);
         if (at == batch_.end()) {
-            return file_.fail(status::error("the trace '%s' cannot go on: token %zu of layer %u (sequence %d, position "
-                                            "%d) is not in the batch that was announced",
-                                            file_.path().c_str(), i, uint32_t(report.routing.layer), row.sequence,
-                                            row.position));
+            return fail(status::error("the trace '%s' cannot go on: token %zu of layer %u (sequence %d, position "
+                                      "%d) is not in the batch that was announced",
+                                      path().c_str(), i, uint32_t(report.routing.layer), row.sequence, row.position));
         }
         HOBBIT_TRY(add_token(report, i, *at++, asked));
     }
@@ -111,7 +110,7 @@ status trace_writer::add_token(const layer_report & report, size_t row, const to
         const int       length =
             snprintf(line, sizeof(line), "%u,%u,%u,%u,%u,%d,%.9g,%u,%llu\n", at.turn, at.phase, at.step,
                      uint32_t(routing.layer), slot, routing.experts[i], weight, resident, (unsigned long long) bytes);
-        HOBBIT_TRY(file_.append(line, size_t(length)));
+        HOBBIT_TRY(append(line, size_t(length)));
     }
     return {};
 }

@@ -32,12 +32,10 @@ namespace hobbit {
 // size of a layer's expert in its best precision. Rows are ordered by batch, then by layer, then by token.
 //
 // An incomplete trace is removed. Thread-safety: none.
-class trace_writer {
+class trace_writer : public text_file {
   public:
     // Replaces an existing file. The index must outlive the trace. REQUIRES: not open.
     status open(const std::string & path, const expert_index & index);
-
-    bool is_open() const { return file_.is_open(); }
 
     // Begins a new turn of the sequence. A token at position 0 begins one without this call.
     void begin_sequence(int32_t sequence) { turns_.erase(sequence); }
@@ -48,12 +46,6 @@ class trace_writer {
     // Adds a layer, whose tokens are of the batch and in its order. Buffered: a full disk may cause an error in a later
     // call. All calls repeat the first error. A no-op if not open.
     status add(const layer_report & report);
-
-    // The first error of writing.
-    const status & error() const { return file_.error(); }
-
-    // Hands all data to the operating system, or returns the first error. A no-op if not open.
-    status close() { return file_.close(); }
 
   private:
     struct turn_state {
@@ -72,7 +64,6 @@ class trace_writer {
     status add_token(const layer_report & report, size_t row, const token & at,
                      std::set<std::pair<int32_t, tier_id>> & asked);
 
-    text_file                     file_;
     const expert_index *          index_ = nullptr;
     std::map<int32_t, turn_state> turns_; // [sequence]
     uint32_t                      n_turns_ = 0;
