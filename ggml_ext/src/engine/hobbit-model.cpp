@@ -24,7 +24,7 @@ static double low_bits(const expert_index & index) {
 // Refuses costs that were measured for another rule, and a rule that would be all high without a word.
 static status check_costs(const std::string & path, const std::string & costs_rule, const settings & config) {
     const std::string & rule     = config.rule();
-    const auto          is_given = [&](const char * key) { return config.values().is_given(key); };
+    const auto          is_given = [&](const char * key) { return config.is_given(key); };
     const bool is_exact = (is_given("hobbit.price") || is_given("hobbit.quality")) && config.thresholds().all_high();
     return !registered_rule::traits(rule).needs_costs || costs_rule == rule || is_exact
                ? status()
@@ -271,7 +271,7 @@ status hobbit_model::place_layers(const ggml_backend_dev_t * devices, size_t n_d
     if (settings_.device().empty()) {
         const std::string usable = usable_devices(of_layers);
         if (!usable.empty()) {
-            settings_.compute("hobbit.device", usable, "as the other layers");
+            HOBBIT_TRY(settings_.set("hobbit.device", usable, HOBBIT_SOURCE_COMPUTED, "as the other layers"));
         }
     }
     std::vector<ggml_backend_dev_t> own;

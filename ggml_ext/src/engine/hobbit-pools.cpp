@@ -76,7 +76,7 @@ void device_engine::start(prefetcher * prefetcher, run_state & run) {
     ahead_                                  = std::make_unique<hits_ahead>(model_.index_, cache_);
     const std::vector<row_source *> sources = { prefetcher, ahead_.get(), share_.get() };
     executor_ = std::make_unique<moe_executor>(model_.index_, cache_, sources, run, model_.stats_);
-    executor_->add(make_hooks({ "", model_.settings_.values(), model_.index_, model_.stats_, cache_, model_.host_.get(),
+    executor_->add(make_hooks({ "", model_.settings_, model_.index_, model_.stats_, cache_, model_.host_.get(),
                                 predictor_.get(), share_.get() }));
 }
 

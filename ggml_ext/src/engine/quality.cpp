@@ -62,18 +62,18 @@ status settings::check_quality(const std::string & keys) {
 
 status settings::resolve_quality(double low_bits) {
     levels_ = find_quality_levels(rule(), fitted_, is_calibrated_ ? "calibrated" : "stored in the file", low_bits);
-    HOBBIT_TRY(values_.is_given(QUALITY) ? apply_quality() : status());
+    HOBBIT_TRY(is_given(QUALITY) ? apply_quality() : status());
     return check();
 }
 
 // Gives the numbers of precision the values that the quality stands for.
 status settings::apply_quality() {
-    const std::string     word  = values_.text(QUALITY);
+    const std::string     word  = text(QUALITY);
     const quality_level & level = levels_[size_t(find_word(QUALITY_WORDS, word))];
     for (const rule_number * each : rule_number::all()) {
-        HOBBIT_TRY(values_.set(each->spec.key, level.numbers[*each], HOBBIT_SOURCE_COMPUTED, "the quality's"));
+        HOBBIT_TRY(set(each->spec.key, level.numbers[*each], HOBBIT_SOURCE_COMPUTED, "the quality's"));
     }
-    values_.note(QUALITY, level.reason);
+    note(QUALITY, level.reason);
     return {};
 }
 

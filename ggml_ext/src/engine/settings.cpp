@@ -223,7 +223,7 @@ compute_mode settings::mode() const {
 }
 
 double settings::low_share() const {
-    return values_.at("hobbit.low_share").has_value ? number("hobbit.low_share") : -1.0;
+    return at("hobbit.low_share").has_value ? number("hobbit.low_share") : -1.0;
 }
 
 budget settings::bounds() const {
@@ -232,7 +232,7 @@ budget settings::bounds() const {
              count("hobbit.device_memory"),
              low_share(),
              low_demand(rule(), thresholds()),
-             values_.at(t1_number.spec.key).source == HOBBIT_SOURCE_FILE,
+             at(t1_number.spec.key).source == HOBBIT_SOURCE_FILE,
              uint32_t(count("hobbit.snapshots")),
              uint32_t(count("hobbit.least_snapshots")) };
 }
@@ -240,14 +240,13 @@ budget settings::bounds() const {
 bool settings::asked() const {
     return flag("hobbit.enable") || text("hobbit.placement") == "cache" || !device().empty() ||
            !text("hobbit.sidecar").empty() || !text("hobbit.trace").empty() || !text("hobbit.timeline").empty() ||
-           values_.any_given("hobbit.memory hobbit.pools hobbit.device_memory hobbit.mode") ||
-           values_.any_given(number_keys(""));
+           any_given("hobbit.memory hobbit.pools hobbit.device_memory hobbit.mode") || any_given(number_keys(""));
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
     std::string keys;
     for (size_t i = 0; i < n_given; i++) {
-        HOBBIT_TRY(values_.give(given[i]));
+        HOBBIT_TRY(give(given[i]));
         keys += std::string(" ") + given[i].key;
     }
     HOBBIT_TRY(check_quality(keys));
@@ -266,8 +265,8 @@ status settings::move_limits(const std::string & keys) {
         const bool gives_low = find_word(keys.c_str(), low->spec.key) >= 0;
         if (gives_low != (find_word(keys.c_str(), high->spec.key) >= 0)) {
             const rule_number & given = gives_low ? *low : *high;
-            HOBBIT_TRY(values_.set((gives_low ? high : low)->spec.key, number(given.spec.key), HOBBIT_SOURCE_COMPUTED,
-                                   std::string("as ") + given.spec.option + " is given"));
+            HOBBIT_TRY(set((gives_low ? high : low)->spec.key, number(given.spec.key), HOBBIT_SOURCE_COMPUTED,
+                           std::string("as ") + given.spec.option + " is given"));
         }
     }
     return {};
@@ -275,28 +274,28 @@ status settings::move_limits(const std::string & keys) {
 
 // Gives settings that the caller left out the values that follow from those given.
 status settings::derive() {
-    const auto set = [&](const char * key, const setting_value & value, const std::string & note) {
-        return values_.is_given(key) ? status() : values_.set(key, value, HOBBIT_SOURCE_COMPUTED, note);
+    const auto follow = [&](const char * key, const setting_value & value, const std::string & note) {
+        return is_given(key) ? status() : set(key, value, HOBBIT_SOURCE_COMPUTED, note);
     };
     std::string owner; // the rule of a number that is given
     for (const rule_number * each : rule_number::all()) {
-        owner = owner.empty() && values_.is_given(each->spec.key) ? each->rule : owner;
+        owner = owner.empty() && is_given(each->spec.key) ? each->rule : owner;
     }
     if (!owner.empty()) {
-        HOBBIT_TRY(set("hobbit.rule", owner, "as " + options_of(owner, " or ") + " is given"));
+        HOBBIT_TRY(follow("hobbit.rule", owner, "as " + options_of(owner, " or ") + " is given"));
     }
     const rule_traits traits = registered_rule::traits(rule());
-    if (values_.is_given("hobbit.rule") && traits.own_value >= 0.0 && !values_.any_given(traits.numbers)) {
+    if (is_given("hobbit.rule") && traits.own_value >= 0.0 && !any_given(traits.numbers)) {
         for (const rule_number * each : numbers_of(rule())) {
-            HOBBIT_TRY(set(each->spec.key, traits.own_value, "the rule's"));
+            HOBBIT_TRY(follow(each->spec.key, traits.own_value, "the rule's"));
         }
-        HOBBIT_TRY(set("hobbit.low_share", 0.0, "the rule's"));
+        HOBBIT_TRY(follow("hobbit.low_share", 0.0, "the rule's"));
     }
-    if (values_.any_given(WEIGHTS)) {
-        HOBBIT_TRY(set("hobbit.policy", "hobbit", "as weights are given"));
+    if (any_given(WEIGHTS)) {
+        HOBBIT_TRY(follow("hobbit.policy", "hobbit", "as weights are given"));
         for (const hobbit_setting_spec & row : setting_table()) {
             if (find_word(WEIGHTS, row.key) >= 0) {
-                HOBBIT_TRY(set(row.key, 0.0, "as other weights are given"));
+                HOBBIT_TRY(follow(row.key, 0.0, "as other weights are given"));
             }
         }
     }
@@ -307,14 +306,14 @@ status settings::derive() {
 bool settings::is_overruled(const std::string & key, const std::string & rule_name) const {
     if (rule_number::find(key)) {
         const rule_traits traits = registered_rule::traits(rule_name);
-        return find_word(traits.numbers, key) < 0 || values_.any_given(traits.numbers) ||
-               (values_.is_given("hobbit.rule") && traits.own_value >= 0.0);
+        return find_word(traits.numbers, key) < 0 || any_given(traits.numbers) ||
+               (is_given("hobbit.rule") && traits.own_value >= 0.0);
     }
     if (key == "hobbit.low_share") { // it is fitted to the stored numbers
-        return values_.any_given(registered_rule::traits(rule_name).numbers);
+        return any_given(registered_rule::traits(rule_name).numbers);
     }
     const hobbit_setting_spec * row = find_setting(key);
-    return row && values_.any_given(key == "hobbit.rule" ? number_keys(RULE) : row->replaced_by);
+    return row && any_given(key == "hobbit.rule" ? number_keys(RULE) : row->replaced_by);
 }
 
 status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
@@ -323,7 +322,7 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
         const auto * name = std::get_if<std::string>(&value);
         stored_rule       = key == "hobbit.rule" && name ? *name : stored_rule;
     }
-    const std::string rule_name = values_.any_given(number_keys(RULE)) ? rule() : stored_rule;
+    const std::string rule_name = any_given(number_keys(RULE)) ? rule() : stored_rule;
     for (size_t i = 0; i < stored.size(); i++) {
         auto [key, value] = stored[i];
         if (key == share_key(rule_name)) {
@@ -343,13 +342,13 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
             return status::error("%s is not a setting that a file may store", key.c_str());
         }
         const bool in_model = i < n_in_model;
-        if (values_.is_given(key)) {
+        if (is_given(key)) {
             continue;
         }
         if (!is_overruled(key, rule_name)) {
-            HOBBIT_TRY(values_.set(key, value, in_model ? HOBBIT_SOURCE_FILE : HOBBIT_SOURCE_CALIBRATION));
-        } else if (values_.at(key).note.empty()) {
-            values_.note(key, format("the %s's does not apply", in_model ? "model file" : "calibration"));
+            HOBBIT_TRY(set(key, value, in_model ? HOBBIT_SOURCE_FILE : HOBBIT_SOURCE_CALIBRATION));
+        } else if (at(key).note.empty()) {
+            note(key, format("the %s's does not apply", in_model ? "model file" : "calibration"));
         }
     }
     return check();
@@ -358,7 +357,7 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
 status settings::change(const hobbit_setting * changes, size_t n_changes) {
     std::string keys;
     for (size_t i = 0; i < n_changes; i++) {
-        HOBBIT_TRY(values_.give(changes[i]));
+        HOBBIT_TRY(give(changes[i]));
         if (!find_setting(changes[i].key)->is_live) {
             return status::error("%s cannot be changed while the model is open", changes[i].key);
         }
@@ -368,7 +367,7 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
     if (find_word(keys.c_str(), QUALITY) >= 0) {
         HOBBIT_TRY(apply_quality());
     } else if (!precision_number(keys).empty()) {
-        values_.clear(QUALITY);
+        clear(QUALITY);
     }
     HOBBIT_TRY(move_limits(keys));
     if (const rule_number * other = number_of_another_rule()) {
@@ -379,22 +378,18 @@ status settings::change(const hobbit_setting * changes, size_t n_changes) {
     return check();
 }
 
-void settings::compute(const std::string & key, const setting_value & value, const std::string & note) {
-    GGML_ASSERT(values_.set(key, value, HOBBIT_SOURCE_COMPUTED, note).ok());
-}
-
 std::string settings::note_on(const std::string & key) const {
     if (key == "hobbit.low_share" && low_share() < 0.0) {
         const double demand = low_demand(rule(), thresholds());
         return demand > 0 ? format("%g slots for each of the high pool", demand) : "no use of the low tier";
     }
-    return values_.at(key).note;
+    return at(key).note;
 }
 
 void settings::describe(hobbit_resolved_setting * rows, size_t n_rows) const {
     for (size_t i = 0; i < n_rows && i < setting_table().size(); i++) {
         const hobbit_setting_spec &   spec = setting_table()[i];
-        const setting_values::entry & e    = values_.at(spec.key);
+        const setting_values::entry & e    = at(spec.key);
         hobbit_resolved_setting &     row  = rows[i];
 
         row           = {};
@@ -422,7 +417,7 @@ const rule_number * settings::number_of_another_rule() const {
 //
 
 status settings::check() const {
-    if (values_.any_given(WEIGHTS) && policy() != "hobbit") {
+    if (any_given(WEIGHTS) && policy() != "hobbit") {
         return status::error("the weights w_lru, w_lfu, w_lhu and w_fld belong to the policy 'hobbit', but "
                              "hobbit.policy is '%s'",
                              policy().c_str());
@@ -459,7 +454,7 @@ status settings::check_placed(bool is_apart, bool on_cpu) const {
         return status::error("hobbit.device_memory limits a GPU's own memory, and the experts are in the host's: name "
                              "a GPU with hobbit.device, or give hobbit.memory");
     }
-    if (values_.is_given("hobbit.mode") && !is_apart && (on_cpu || mode() != compute_mode::gpu)) {
+    if (is_given("hobbit.mode") && !is_apart && (on_cpu || mode() != compute_mode::gpu)) {
         return status::error("hobbit.mode divides the experts between the CPU and a GPU with memory of its own: name a "
                              "GPU with hobbit.device, or leave it out");
     }
@@ -467,7 +462,7 @@ status settings::check_placed(bool is_apart, bool on_cpu) const {
         return status::error("hobbit.memory limits the whole process and hobbit.pools the expert cache alone, in the "
                              "same memory: give one of them");
     }
-    return check_registered_settings(values_, is_apart);
+    return check_registered_settings(*this, is_apart);
 }
 
 } // namespace hobbit

@@ -32,13 +32,11 @@ using quality_levels = std::array<quality_level, 3>;
 // Settings of one model, resolved: every setting has its value, its source, and a note where another setting overrules
 // it. Keys, ranges, defaults and meaning: the table in settings.cpp, and rows of other folders (register_setting).
 // Adding a setting takes a row. A value that nobody gave and no default has is 0 or "".
-class settings {
+class settings : public setting_values {
   public:
-    // REQUIRES: a key of the table, of a number, count, size or flag; of a text, path or choice.
-    double              number(const char * key) const { return values_.number(key); }
-    uint64_t            count(const char * key) const { return uint64_t(values_.number(key)); }
-    bool                flag(const char * key) const { return values_.number(key) != 0.0; }
-    const std::string & text(const char * key) const { return values_.text(key); }
+    // REQUIRES: a key of the table, of a count or size; of a flag.
+    uint64_t count(const char * key) const { return uint64_t(number(key)); }
+    bool     flag(const char * key) const { return number(key) != 0.0; }
 
     rule_numbers          thresholds() const;
     std::array<double, 4> weights() const; // weights of policy hobbit
@@ -63,13 +61,8 @@ class settings {
     // must. An error leaves the settings unusable.
     status change(const hobbit_setting * changes, size_t n_changes);
 
-    // Keeps what was computed for a setting that nobody gives. REQUIRES: a value of the row's type
-    void compute(const std::string & key, const setting_value & value, const std::string & note);
-
     // Checks that need the devices: rows of settings have them, and the settings of memory. on_cpu: no other computes.
     status check_placed(bool is_apart, bool on_cpu) const;
-
-    const setting_values & values() const { return values_; }
 
     // See hobbit_get_settings.
     void describe(hobbit_resolved_setting * rows, size_t n_rows) const;
@@ -101,7 +94,6 @@ class settings {
     status        derive();
     status        check() const;
 
-    setting_values                values_;
     quality_levels                levels_;
     std::map<std::string, double> fitted_; // numbers that files store, by key
     bool                          is_calibrated_ = false;

@@ -151,7 +151,7 @@ class prediction_judge {
   public:
     // Fails for a predictor that needs more than routes.
     status open(const hobbit_simulation & options, const settings & given) {
-        if (!given.values().is_given("hobbit.predictor")) {
+        if (!given.is_given("hobbit.predictor")) {
             return {};
         }
         predictor_options of;

@@ -150,11 +150,11 @@ TEST_CASE("without a calibration the type of the low tier decides, and a note sa
     CHECK(with_quality("fast", {}, 4.5).number("hobbit.t2") == 1.0);
     CHECK(with_quality("fast", {}, 2.6).number("hobbit.t2") < 1.0);
     const settings of_file = with_quality("small-loss", { { "hobbit.t1", 0.45 }, { "hobbit.t2", 0.9 } }, 4.5);
-    CHECK(of_file.values().at("hobbit.quality").note == "stored in the file: t1 0.45, t2 0.9");
-    CHECK(coarse.values().at("hobbit.quality").note == "not calibrated: t1 0.6, t2 1 for a low tier of 2.6 bits");
+    CHECK(of_file.at("hobbit.quality").note == "stored in the file: t1 0.45, t2 0.9");
+    CHECK(coarse.at("hobbit.quality").note == "not calibrated: t1 0.6, t2 1 for a low tier of 2.6 bits");
     CHECK(with_quality("fast", {}, 0.0).thresholds().all_high());
-    CHECK(with_quality("fast", {}, 0.0).values().at("hobbit.quality").note.find("no low tier") == 0);
-    CHECK_FALSE(with_quality(nullptr, {}, 2.6).values().at("hobbit.quality").has_value);
+    CHECK(with_quality("fast", {}, 0.0).at("hobbit.quality").note.find("no low tier") == 0);
+    CHECK_FALSE(with_quality(nullptr, {}, 2.6).at("hobbit.quality").has_value);
 }
 
 TEST_CASE("a quality beside the numbers that it stands for is refused") {

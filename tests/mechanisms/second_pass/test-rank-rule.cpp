@@ -51,6 +51,6 @@ TEST_CASE("a confidence lies between 0 and 1, is off by default, and is live") {
     CHECK(s.number("hobbit.confidence") == 0.7);
     CHECK(changed(s, { number("hobbit.t1", 0.5), number("hobbit.confidence", 0.3) }) == "");
     CHECK(s.number("hobbit.confidence") == 0.3);
-    CHECK(s.values().number("hobbit.confidence") == 0.3);
+    CHECK(s.number("hobbit.confidence") == 0.3);
     CHECK(changed(s, { number("hobbit.confidence", -0.1) }).find("hobbit.confidence is -0.1") == 0);
 }
