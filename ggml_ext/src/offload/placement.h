@@ -3,6 +3,7 @@
 
 #include "hobbit.h"
 #include "model/expert.h"
+#include "plan/batch-info.h"
 
 #include <algorithm>
 #include <array>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace hobbit {
@@ -32,7 +34,16 @@ class latency_means {
 
     // Seconds for one expert. A number of rows without a sample counts in proportion to the next smaller one that has
     // samples, or as that one if is_constant (Twiddler's GPU); 0: there is none.
-    double seconds(const expert_work & w) const;
+    double seconds(const expert_work & w) const {
+        const auto & means = kinds_[w.kind];
+        const size_t own   = cell_of(w.n_rows);
+        for (size_t cell = own + 1; cell-- > 0;) {
+            if (means[cell].n_samples > 0) {
+                return means[cell].seconds * double(size_t(1) << (is_constant_ ? 0 : own - cell));
+            }
+        }
+        return 0.0;
+    }
 
     // The mean of a kind for 2^cell rows, or more up to the next cell; 0: it has no sample.
     double mean_seconds(uint32_t kind, size_t cell) const { return kinds_[kind][cell].seconds; }
@@ -41,7 +52,23 @@ class latency_means {
 
     // A sample: the layer's experts that were computed here took so long, one after the other. Each mean gets its share
     // by what was expected, or all alike if one has no sample.
-    void took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, bool is_cpu, double seconds);
+    void took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, bool is_cpu, double all) {
+        std::vector<std::pair<mean *, double>> expected;
+        double                                 sum    = 0.0;
+        bool                                   is_new = false;
+        for (size_t i = 0; i < work.size(); i++) {
+            if (on_cpu[i] == is_cpu) {
+                expected.emplace_back(&at(work[i]), seconds(work[i]));
+                sum    += expected.back().second;
+                is_new  = is_new || expected.back().second == 0.0;
+            }
+        }
+        for (auto & [m, seconds] : expected) {
+            const double sample  = is_new ? all / double(expected.size()) : all * seconds / sum;
+            m->n_samples         = std::min(m->n_samples + 1, MOST_COUNTED);
+            m->seconds          += (sample - m->seconds) / m->n_samples;
+        }
+    }
 
     // The next sample replaces the mean.
     void forget(const expert_work & w) { at(w).n_samples = 0; }
@@ -55,6 +82,8 @@ class latency_means {
     static size_t cell_of(uint32_t n_rows) { return std::min(n_cells - 1, size_t(std::log2(n_rows))); }
 
     mean & at(const expert_work & w) { return kinds_[w.kind][cell_of(w.n_rows)]; }
+
+    static constexpr uint32_t MOST_COUNTED = 64; // samples that a mean goes back
 
     const bool                             is_constant_;
     std::vector<std::array<mean, n_cells>> kinds_;
@@ -139,24 +168,67 @@ enum class compute_mode {
 class placement {
   public:
     // kind_bytes: bytes of an upload, [kind]. Background uploads take at most upload_share of the time.
-    placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode);
+    placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode) :
+        kind_bytes_(kind_bytes),
+        upload_share_(upload_share),
+        mode_(mode),
+        cpu_(kind_bytes.size()),
+        cpu_beside_(kind_bytes.size()),
+        device_(kind_bytes.size(), mode == compute_mode::twiddler) {}
 
     // Places the experts of a layer that computes so many tokens. Experts present on the device stay there, and in
     // cooperative mode all experts of a prompt. The CPU gets one in 1024 of the experts that the device computes
     // faster, to measure it again. is_ahead: the device has computed the present ones.
-    cpu_experts place(const std::vector<expert_work> & work, int64_t n_tokens, bool is_ahead = false);
+    cpu_experts place(const std::vector<expert_work> & work, int64_t n_tokens, bool is_ahead = false) {
+        const bool compares  = mode_ == compute_mode::automatic || mode_ == compute_mode::twiddler;
+        const bool cpu_all   = mode_ == compute_mode::cooperative && n_tokens <= batch_info::max_generated;
+        bool       is_hit    = false;
+        bool       is_upload = false;
+        tries_cpu_           = false;
+        cpu_experts on_cpu   = compares ? faster_on_cpu(work, is_ahead) : cpu_experts(work.size(), false);
+        for (size_t i = 0; i < work.size(); i++) {
+            if (work[i].is_present) {
+                is_hit = true;
+                continue;
+            }
+            if (compares && !on_cpu[i] && ++n_left_ % CPU_EXPERTS == 0) {
+                on_cpu[i]  = true;
+                tries_cpu_ = true;
+                cpu_.forget(work[i]);
+                cpu_beside_.forget(work[i]);
+            }
+            on_cpu[i] = on_cpu[i] || cpu_all;
+            is_upload = is_upload || !on_cpu[i];
+        }
+        measures_device_ = compares && is_hit && !is_upload && n_measurable_++ % DEVICE_LAYERS == 0;
+        return on_cpu;
+    }
 
     // Returns true if the layer that was placed last should be measured; see device_took.
     bool measures_device() const { return measures_device_; }
 
     // Samples: the time of the CPU's experts, of the device's without uploads, and of an upload of so many bytes.
-    void cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds);
+    void cpu_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
+        bool is_beside = false;
+        for (size_t i = 0; i < work.size(); i++) {
+            is_beside = is_beside || (!work[i].is_present && !on_cpu[i]);
+        }
+        if (is_beside) {
+            cpu_beside_.took(work, on_cpu, true, seconds);
+        }
+        if (!is_beside || tries_cpu_) { // else it may never be measured alone
+            cpu_.took(work, on_cpu, true, seconds);
+        }
+    }
 
     void device_took(const std::vector<expert_work> & work, const cpu_experts & on_cpu, double seconds) {
         device_.took(work, on_cpu, false, seconds);
     }
 
-    void link_took(double bytes, double seconds);
+    void link_took(double bytes, double seconds) {
+        const double sample  = seconds / bytes;
+        seconds_per_byte_   += seconds_per_byte_ > 0.0 ? (sample - seconds_per_byte_) / LINK_MEAN : sample;
+    }
 
     upload_gain & gain() { return gain_; }
 
@@ -168,16 +240,75 @@ class placement {
     void begin_upload(uint32_t kind) { credit_ -= upload_seconds(kind); }
 
     // Times for each kind and number of rows that was measured.
-    std::vector<hobbit_latency> latencies() const;
+    std::vector<hobbit_latency> latencies() const {
+        std::vector<hobbit_latency> found;
+        for (uint32_t kind = 0; kind < kind_bytes_.size(); kind++) {
+            for (size_t cell = 0; cell < latency_means::n_cells; cell++) {
+                const double cpu    = cpu_.mean_seconds(kind, cell);
+                const double device = device_.mean_seconds(kind, cell);
+                if (cpu > 0.0 || device > 0.0) {
+                    found.push_back({ kind_bytes_[kind], 1u << cell, cpu, device, upload_seconds(kind) });
+                }
+            }
+        }
+        return found;
+    }
 
   private:
     double upload_seconds(uint32_t kind) const { return seconds_per_byte_ * double(kind_bytes_[kind]); }
-    double seconds_beside(const expert_work & w) const;  // on the CPU, beside an upload
-    double saved_by_upload(const expert_work & w) const; // later
+
+    // on the CPU, beside an upload
+    double seconds_beside(const expert_work & w) const {
+        const double beside = cpu_beside_.seconds(w);
+        return beside > 0.0 ? beside : cpu_.seconds(w);
+    }
+
+    // later
+    double saved_by_upload(const expert_work & w) const {
+        const expert_work one      = { w.kind, 1, false };
+        const double      one_less = std::max(0.0, cpu_.seconds(one) - device_.seconds(one));
+        return mode_ == compute_mode::twiddler ? 0.0 : COUNTED_HITS * gain_.further_hits() * one_less;
+    }
 
     // The missing experts that the CPU gets: those that end sooner there, or all or none where one of the two alone is
     // faster than both together.
-    cpu_experts faster_on_cpu(const std::vector<expert_work> & work, bool is_ahead) const;
+    cpu_experts faster_on_cpu(const std::vector<expert_work> & work, bool is_ahead) const {
+        double launch = 0.0;
+        for (const expert_work & w : work) {
+            launch += is_ahead && w.is_present && mode_ == compute_mode::automatic ? device_.seconds(w) : 0.0;
+        }
+        double      all_on_cpu = 0.0;
+        double      all_upload = launch;
+        double      cpu        = 0.0; // seconds of the layer's experts so far
+        double      link       = 0.0;
+        cpu_experts on_cpu;
+        for (const expert_work & w : work) {
+            const double on_cpu_at    = cpu + (link > 0.0 ? seconds_beside(w) : cpu_.seconds(w));
+            const double on_device_at = launch + link + upload_seconds(w.kind) + device_.seconds(w);
+            const bool   is_cpus      = !w.is_present && on_cpu_at + saved_by_upload(w) <= on_device_at;
+            on_cpu.push_back(is_cpus);
+            if (w.is_present || mode_ == compute_mode::twiddler) { // twiddler decides each expert by itself
+                continue;
+            }
+            all_on_cpu             += cpu_.seconds(w) + (is_cpus ? 0.0 : saved_by_upload(w));
+            all_upload             += upload_seconds(w.kind) - (is_cpus ? saved_by_upload(w) : 0.0);
+            (is_cpus ? cpu : link) += is_cpus ? seconds_beside(w) : upload_seconds(w.kind);
+        }
+        const bool is_shared = cpu > 0.0 && link > 0.0;
+        if (is_shared && SHARING * std::max(cpu, launch + link) >= std::min(all_on_cpu, all_upload)) {
+            for (size_t i = 0; i < work.size(); i++) {
+                on_cpu[i] = !work[i].is_present && all_on_cpu <= all_upload;
+            }
+        }
+        return on_cpu;
+    }
+
+    // The share of an upload's further hits that counts: background uploads bring others anyway.
+    static constexpr double   COUNTED_HITS  = 0.15;
+    static constexpr double   SHARING       = 1.1;  // CPU and link together take so much longer than their experts
+    static constexpr double   LINK_MEAN     = 16.0; // samples that the link's mean goes back
+    static constexpr uint32_t DEVICE_LAYERS = 64;   // measures every n-th layer
+    static constexpr uint32_t CPU_EXPERTS   = 1024; // gives the CPU every n-th expert that it would take longer for
 
     const std::vector<size_t> kind_bytes_;
     const double              upload_share_;
