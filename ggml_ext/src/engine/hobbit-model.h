@@ -103,7 +103,6 @@ struct hobbit_model final : public hobbit::split_runner {
 
     // See hobbit.h.
     hobbit::status place_layers(const ggml_backend_dev_t * devices, size_t n_devices, bool can_repeat);
-    hobbit::status plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan);
     hobbit::status set_costs(std::vector<float> low, std::vector<float> skip);
     hobbit_info    info() const; // allocates nothing: it cannot fail
 

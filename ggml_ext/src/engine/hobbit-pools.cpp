@@ -164,29 +164,32 @@ status hobbit_model::keep_slots(model_slots slots) {
     return {};
 }
 
-status hobbit_model::plan(uint64_t model_bytes, uint32_t n_batch, hobbit_pool_plan & plan) {
-    mutex_lock lock(mutex_);
-    GGML_ASSERT(!prepared_);
-    plan = { 0, host_rows(n_batch), 0, false, HOBBIT_SHORT_OF_NOTHING, 0 };
-    model_slots slots;
-    for (const auto & engine : engines_) {
-        const bool computes  = engine->n_layers() > 0;
-        plan.batch_bytes    += host_ && computes ? engine->rows(n_batch) : 0;
-        plan.prefetch_bytes += computes ? engine->predictor_bytes() : 0;
-    }
-    const status s = plan_slots(model_bytes, n_batch, slots);
-    plan.shortage  = hobbit_shortage(s.reason());
-    plan.least     = s.least();
-    HOBBIT_TRY(s);
-    plan.holds_all = true;
-    for (size_t i = 0; i < engines_.size(); i++) {
-        const pool_demand        d     = engines_[i]->demand();
-        const hobbit_device_info here  = engines_[i]->info(slots.devices[i]);
-        plan.pool_bytes               += here.pool_bytes_high + here.pool_bytes_low;
-        plan.holds_all                 = plan.holds_all && here.pool_slots_high >= count_of(d.all(tier_id::high)) &&
-                         here.pool_slots_low >= d.n_absent;
-    }
-    return keep_slots(std::move(slots));
+bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, struct hobbit_pool_plan * plan,
+                       char * err, size_t err_size) {
+    return report_call("cannot plan expert pools", err, err_size, [&]() -> status {
+        mutex_lock lock(model->mutex_);
+        GGML_ASSERT(!model->prepared_);
+        *plan = { 0, model->host_rows(n_batch), 0, false, HOBBIT_SHORT_OF_NOTHING, 0 };
+        hobbit_model::model_slots slots;
+        for (const auto & engine : model->engines_) {
+            const bool computes   = engine->n_layers() > 0;
+            plan->batch_bytes    += model->host_ && computes ? engine->rows(n_batch) : 0;
+            plan->prefetch_bytes += computes ? engine->predictor_bytes() : 0;
+        }
+        const status s = model->plan_slots(model_bytes, n_batch, slots);
+        plan->shortage = hobbit_shortage(s.reason());
+        plan->least    = s.least();
+        HOBBIT_TRY(s);
+        plan->holds_all = true;
+        for (size_t i = 0; i < model->engines_.size(); i++) {
+            const pool_demand        d     = model->engines_[i]->demand();
+            const hobbit_device_info here  = model->engines_[i]->info(slots.devices[i]);
+            plan->pool_bytes              += here.pool_bytes_high + here.pool_bytes_low;
+            plan->holds_all = plan->holds_all && here.pool_slots_high >= count_of(d.all(tier_id::high)) &&
+                              here.pool_slots_low >= d.n_absent;
+        }
+        return model->keep_slots(std::move(slots));
+    });
 }
 
 //

@@ -114,12 +114,6 @@ bool hobbit_check_limit(uint64_t memory, char * err, size_t err_size) {
                        [&] { return check_limit(b, true, 0, hobbit_memory_limit()); });
 }
 
-bool hobbit_plan_pools(hobbit_model * model, uint64_t model_bytes, uint32_t n_batch, struct hobbit_pool_plan * plan,
-                       char * err, size_t err_size) {
-    return report_call("cannot plan expert pools", err, err_size,
-                       [&] { return model->plan(model_bytes, n_batch, *plan); });
-}
-
 //
 // settings and counters
 //
