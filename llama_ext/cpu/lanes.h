@@ -57,6 +57,22 @@ inline float_lanes multiply_add(int_lanes sum, float_lanes scale, float_lanes ac
     return (float_lanes) LANES_INTRINSIC(fmadd_ps)(LANES_INTRINSIC(cvtepi32_ps)((int_vector) sum), scale, acc);
 }
 
+inline int_vector load_vector(const void * p) {
+    int_vector x;
+    memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+// Eight sums: lanes eight apart are added.
+inline __m256i eight_lanes(int_lanes x) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    const __m512i v = (__m512i) x;
+    return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+#else
+    return (__m256i) x;
+#endif
+}
+
 inline int_lanes four_values(const int8_t * p) {
     int32_t x;
     memcpy(&x, p, sizeof(x));

@@ -23,8 +23,9 @@ namespace {
 // The kernel for such weights, with the bits of repacked rows or of one, or null.
 const plain_kernel * kernel_of(const ggml_tensor & w, bool is_repacked) {
     const auto found = std::find_if(std::begin(kernels), std::end(kernels), [&](const plain_kernel * kernel) {
-        const bool has = is_repacked ? kernel->repacked != nullptr : kernel->dot || kernel->multiply;
-        return kernel->type == w.type && has && w.ne[0] <= kernel->most_columns;
+        const bool has  = is_repacked ? kernel->repacked != nullptr : kernel->dot || kernel->multiply;
+        const bool fits = w.ne[0] <= kernel->most_columns && (!kernel->tiled || w.ne[1] % 4 == 0);
+        return kernel->type == w.type && has && fits;
     });
     return found == std::end(kernels) ? nullptr : *found;
 }
@@ -100,7 +101,7 @@ class products {
             for (; chunk - before < n_chunks; chunk = ggml_threadpool_chunk_add(params_.threadpool, 1)) {
                 const int64_t x = (chunk - before) % n_chunks_x * n_x;
                 const int64_t y = (chunk - before) / n_chunks_x * n_y;
-                multiply_chunk(matrix, x, std::min(n_x, w_.ne[1] - x), first + y, std::min(n_y, n - y));
+                multiply_chunk(matrix, x, std::min(n_x, w_.ne[1] - x), first + y, std::min(n_y, n - y), several(n));
             }
             before += n_chunks;
         }
@@ -117,7 +118,13 @@ class products {
         return { n_x, n_y };
     }
 
-    void multiply_chunk(int64_t matrix, int64_t x, int64_t nc, int64_t y, int64_t n) const {
+    // The function for n rows of activations of a matrix, or null: each by itself.
+    plain_multiply * several(int64_t n) const {
+        const bool is_tiled = kernel_ && kernel_->tiled && (ids_ ? n : x_.ne[1]) >= TILED_ROWS;
+        return is_tiled ? kernel_->tiled : kernel_ && n > 1 ? kernel_->multiply : nullptr;
+    }
+
+    void multiply_chunk(int64_t matrix, int64_t x, int64_t nc, int64_t y, int64_t n, plain_multiply * multiply) const {
         const int64_t stack = ids_ || is_repacked_ ? 0 : matrix / w_.ne[2] / (x_.ne[3] / w_.ne[3]);
         const char *  vx    = row_of(w_, x, matrix % w_.ne[2] + stack * w_.ne[2]);
         const void *  vy[PLAIN_ROWS];
@@ -133,8 +140,8 @@ class products {
             }
             if (is_repacked_) {
                 (in_fours > 0 ? kernel_->repacked_by_fours : kernel_->repacked)(w_.ne[0], s, vx, w_.nb[1], vy, nr, nc);
-            } else if (kernel_ && kernel_->multiply && nr > 1) {
-                kernel_->multiply(w_.ne[0], s, vx, w_.nb[1], vy, nr, nc);
+            } else if (multiply) {
+                multiply(w_.ne[0], s, vx, w_.nb[1], vy, nr, nc);
             } else {
                 multiply_each(s, vx, vy, nr, nc);
             }

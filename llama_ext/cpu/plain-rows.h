@@ -4,9 +4,10 @@
 #include "ggml-cpu.h"
 
 constexpr int PLAIN_ROWS = 32; // the most rows of activations that are multiplied at once
+constexpr int TILED_ROWS = 8;  // from so many rows of a matrix on, ggml's product is the tiled one
 
 // s[i] gets the products of the row of activations vy[i] and nc rows of n weights, which begin bx bytes apart.
-// REQUIRES: nr is at most PLAIN_ROWS; ggml has converted vy
+// REQUIRES: nr is at most PLAIN_ROWS; nc is a multiple of four for `repacked` and `tiled`; ggml has converted vy
 using plain_multiply = void(int64_t n, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr,
                             int64_t nc);
 
@@ -30,6 +31,8 @@ struct plain_kernel {
     // Products with the bits of repacked rows, or null. By fours, vy[i] is number i % 4 in its block of four rows.
     plain_multiply * repacked;
     plain_multiply * repacked_by_fours;
+
+    plain_multiply * tiled = nullptr; // with the bits of ggml's tiled products, of TILED_ROWS and more
 };
 
 // By this type, ggml finds our products of weights in host memory as files have them. Elsewhere we multiply by one row

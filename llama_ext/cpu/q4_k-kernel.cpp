@@ -116,21 +116,10 @@ struct places_of_scales {
     }
 };
 
-inline int_vector load(const void * p) {
-    int_vector x;
-    memcpy(&x, p, sizeof(x));
-    return x;
+inline __m128i add_quarters(int_lanes x) {
+    const __m256i eight = eight_lanes(x);
+    return _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
 }
-
-inline __m128i add_quarters(__m256i x) {
-    return _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-}
-
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-inline __m128i add_quarters(__m512i x) {
-    return add_quarters(_mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
-}
-#endif
 
 // Eight bytes of six bits: a word's four, and four whose low bits are in another word.
 inline uint64_t unpack_six_bits(uint32_t word, uint32_t low) {
@@ -147,18 +136,18 @@ inline __m128 add_product(__m128 acc, const block_q4_K & w, const ordered_activa
     int_lanes  sums   = {};
 #pragma GCC unroll 4
     for (int i = 0; i < N_VECTORS; i++) {
-        const auto nibbles = (int_lanes) load(w.qs + i * sizeof(int_vector));
+        const auto nibbles = (int_lanes) load_vector(w.qs + i * sizeof(int_vector));
 #pragma GCC unroll 2
         for (int high = 0; high < 2; high++) {
             const auto u     = (int_vector) (nibbles >> 4 * high & 0x0f0f0f0f);
-            const auto pairs = LANES_INTRINSIC(maddubs_epi16)(u, load(y.values[i][high]));
-            const auto scale = LANES_INTRINSIC(shuffle_epi8)(scales, load(places.at[i][high]));
+            const auto pairs = LANES_INTRINSIC(maddubs_epi16)(u, load_vector(y.values[i][high]));
+            const auto scale = LANES_INTRINSIC(shuffle_epi8)(scales, load_vector(places.at[i][high]));
             sums             = add_pairs(sums, (int_lanes) pairs, (int_lanes) scale);
         }
     }
     const __m128i mins  = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(int64_t(unpack_six_bits(head[2], head[3] >> 4))));
     const __m128i min   = _mm_madd_epi16(mins, _mm_loadu_si128((const __m128i *) y.sums));
-    const __m128i pairs = _mm_hadd_epi32(add_quarters((int_vector) sums), min);
+    const __m128i pairs = _mm_hadd_epi32(add_quarters(sums), min);
     const __m128  two   = _mm_cvtepi32_ps(_mm_hadd_epi32(pairs, pairs));
     const __m128  d     = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int32_t(head[0]))), _mm_set1_ps(y.d));
     return _mm_fmadd_ps(two, d, acc);

@@ -28,9 +28,9 @@ inline int_lanes add_pairs(int_lanes sums, int_lanes a, int_lanes b) {
     return (int_lanes) DPWSSD((int_vector) sums, (int_vector) a, (int_vector) b);
 }
 
-// Each lane's sum in 32 bits, times a scale of at most 15 bits.
+// Each lane's sum in 32 bits, times a scale of 16 bits.
 inline int_lanes scaled(int_lanes sums, int_lanes scale) {
-    return HAS_VNNI ? sums * scale : add_pairs(int_lanes{}, sums, scale | scale << 16);
+    return HAS_VNNI ? sums * scale : add_pairs(int_lanes{}, sums, (scale & 0xffff) | scale << 16);
 }
 
 //

@@ -21,6 +21,7 @@
 
 extern const plain_kernel f16_kernel;
 extern const plain_kernel q2_0_kernel;
+extern const plain_kernel q6_k_kernel;
 extern const plain_kernel q8_0_kernel;
 
 // from ggml's traits.h: true if a buffer type has kernels of its own for the operation
@@ -116,7 +117,8 @@ static std::vector<ggml_type> types() {
 }
 
 static bool has_kernel(ggml_type type) {
-    return (type == GGML_TYPE_Q2_0 && q2_0_kernel.dot) || (type == GGML_TYPE_Q8_0 && q8_0_kernel.multiply);
+    return (type == GGML_TYPE_Q2_0 && q2_0_kernel.dot) || (type == GGML_TYPE_Q8_0 && q8_0_kernel.multiply) ||
+           (type == GGML_TYPE_Q6_K && q6_k_kernel.multiply);
 }
 
 static constexpr int N_THREADS[] = { 1, 2, 4 };
@@ -150,7 +152,7 @@ TEST_CASE("matrices that several rows share, and rows that lie apart") {
         CAPTURE(int(type));
         for (const int64_t n_tokens : { 1, 5, 33 }) {
             const operation op;
-            ggml_tensor *   w      = op.weights(type, 256, 70, 2, 3);
+            ggml_tensor *   w      = op.weights(type, 256, 72, 2, 3);
             ggml_tensor *   wide   = op.tokens(300, n_tokens, 4, 6);
             ggml_tensor *   x      = ggml_view_4d(op.ctx.get(), wide, 256, n_tokens, 4, 6, wide->nb[1], wide->nb[2],
                                                   wide->nb[3], 16 * sizeof(float));
@@ -159,10 +161,11 @@ TEST_CASE("matrices that several rows share, and rows that lie apart") {
             CHECK(is_ours(out) == (has_kernel(type) || is_one)); // without a kernel, ggml is as fast
             REQUIRE(compute_on_cpu(op.ctx.get(), out, 2) == GGML_STATUS_SUCCESS);
             for (int64_t i = 0; i < n_tokens * 24; i++) {
-                const int64_t i1 = i % n_tokens;
-                const int64_t i2 = i / n_tokens % 4;
-                const int64_t i3 = i / n_tokens / 4;
-                if (n_tokens == 1 || is_ours(out)) { // ggml's products of several rows may have an order of their own
+                const int64_t i1       = i % n_tokens;
+                const int64_t i2       = i / n_tokens % 4;
+                const int64_t i3       = i / n_tokens / 4;
+                const bool    is_tiled = type == GGML_TYPE_Q6_K && n_tokens >= TILED_ROWS;
+                if (n_tokens == 1 || (is_ours(out) && !is_tiled)) { // ggml's of several rows may have another order
                     REQUIRE(has_bits(out, i1, i2, i3, expected(w, i2 / 2, i3 / 2, row_at(x, i1, i2, i3))));
                 }
             }
@@ -238,10 +241,47 @@ TEST_CASE("experts of several tokens in the types that have kernels") {
     }
 }
 
+// Has it the bits of ggml's own product, which weights in a layout of ggml's get that lacks a kernel for them?
+static bool is_as_ggmls(const operation & op, ggml_tensor * ours, int n_threads) {
+    const ggml_backend_buffer_ptr elsewhere(
+        ggml_backend_buft_alloc_buffer(hobbit::extra_type(cpu_device(), "CPU_REPACK"), 0));
+    ggml_tensor * w = ggml_dup_tensor(op.ctx.get(), ours->src[0]);
+    std::memcpy(w->data, ours->src[0]->data, ggml_nbytes(w));
+    w->buffer           = elsewhere.get();
+    ggml_tensor * ggmls = ours->src[2] ? ggml_mul_mat_id(op.ctx.get(), w, ours->src[1], ours->src[2])
+                                       : ggml_mul_mat(op.ctx.get(), w, ours->src[1]);
+    REQUIRE_FALSE(is_ours(ggmls));
+    REQUIRE(compute_on_cpu(op.ctx.get(), ours, n_threads) == GGML_STATUS_SUCCESS);
+    REQUIRE(compute_on_cpu(op.ctx.get(), ggmls, n_threads) == GGML_STATUS_SUCCESS);
+    return std::memcmp(ours->data, ggmls->data, ggml_nbytes(ours)) == 0;
+}
+
+TEST_CASE("few rows of activations and many, with the bits of ggml's tiled products") {
+    for (const int n_threads : N_THREADS) {
+        for (const int64_t n_tokens : { 2, 7, 8, 9, 33, 70 }) {
+            const operation op;
+            ggml_tensor *   w   = op.weights(GGML_TYPE_Q6_K, 1024, 132);
+            ggml_tensor *   out = ggml_mul_mat(op.ctx.get(), w, op.tokens(1024, n_tokens));
+            CHECK(is_ours(out) == (q6_k_kernel.multiply != nullptr));
+            REQUIRE(is_as_ggmls(op, out, n_threads));
+        }
+        const operation      op;
+        std::vector<int32_t> experts;
+        for (int64_t i = 0; i < 40; i++) { // experts have 33, 7, 20 and 20 tokens, and the last has none
+            experts.push_back(i < 33 ? 0 : 1);
+            experts.push_back(int32_t(2 + i % 2));
+        }
+        ggml_tensor * w = op.weights(GGML_TYPE_Q6_K, 768, 132, 5);
+        REQUIRE(
+            is_as_ggmls(op, ggml_mul_mat_id(op.ctx.get(), w, op.tokens(768, 2, 40), op.ids(experts, 40)), n_threads));
+    }
+}
+
 TEST_CASE("products that are not ours are left to ggml") {
     const operation op;
     ggml_tensor *   x = op.tokens(256, 4);
     CHECK_FALSE(is_ours(ggml_mul_mat(op.ctx.get(), op.weights(GGML_TYPE_Q4_K, 256, 8), x)));
+    CHECK_FALSE(is_ours(ggml_mul_mat(op.ctx.get(), op.weights(GGML_TYPE_Q6_K, 256, 9), x)));
     CHECK_FALSE(is_ours(ggml_mul_mat(op.ctx.get(), op.weights(GGML_TYPE_Q8_0, 256, 8), op.tokens(256, 3))));
     CHECK_FALSE(is_ours(ggml_add(op.ctx.get(), x, x)));
     ggml_tensor * half = ggml_new_tensor_2d(op.ctx.get(), GGML_TYPE_F16, 256, 1);
