@@ -181,7 +181,7 @@ def _convert_gguf(options: Options, output: Path, model: GgufFile) -> Path | Non
     imatrix = _imatrix(options, model.tensors)
     plan = make_plan(model.tensors, recipe, imatrix)
     thresholds = _thresholds(options)
-    metadata = _metadata(model, recipe, thresholds)
+    metadata = output_metadata(model, recipe, thresholds)
     notes = list(_notes(recipe, plan, options.imatrix, imatrix))
     if thresholds:
         texts = " and ".join(f"{entry.key.removeprefix('hobbit.')} {entry.value():g}" for entry in thresholds)
@@ -255,7 +255,7 @@ def _thresholds(options: Options) -> list[KeyValue]:
     return [scalar_entry(key, GGUFValueType.FLOAT64, value) for key, value in stored.items()]
 
 
-def _metadata(model: GgufFile, recipe: Recipe, thresholds: Sequence[KeyValue]) -> list[KeyValue]:
+def output_metadata(model: GgufFile, recipe: Recipe, thresholds: Sequence[KeyValue]) -> list[KeyValue]:
     if recipe.sidecar:
         return [*tiers.sidecar_metadata(model), *thresholds]
     own = (tiers.ALIGNMENT_ENTRY, *tiers.tier_metadata(), *thresholds)

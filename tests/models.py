@@ -214,7 +214,7 @@ def random_model(arch: str, experts: str = MIXED) -> Path:
 @_once
 def random_two_tiers(arch: str, experts: str) -> Path:
     """random_model() with a low tier of the same bytes."""
-    from pyhobbit.convert.pipeline import _metadata
+    from pyhobbit.convert.pipeline import output_metadata
     from pyhobbit.convert.plan import Recipe, make_plan
     from pyhobbit.convert.read import read_model
     from pyhobbit.convert.write import write_output
@@ -222,7 +222,7 @@ def random_two_tiers(arch: str, experts: str) -> Path:
     model = read_model(random_model(arch, experts))
     recipe = Recipe({tensor.name: tensor.type for tensor in model.tensors})
     path = model.path.with_stem(f"two-tiers-{model.path.stem}")
-    plan, metadata = make_plan(model.tensors, recipe), _metadata(model, recipe, [])
+    plan, metadata = make_plan(model.tensors, recipe), output_metadata(model, recipe, [])
     write_output(path, plan, metadata, {}, threads=1, progress=lambda _n_bytes: None)
     return path
 
