@@ -4,6 +4,7 @@
 
 #include "device/device-traits.h"
 #include "fixtures/cpu-graph.h"
+#include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -241,11 +242,12 @@ TEST_CASE("experts of several tokens in the types that have kernels") {
     }
 }
 
-// Has it the bits of ggml's own product, which weights in a layout of ggml's get that lacks a kernel for them?
+// Has it the bits of ggml's own product, which weights get that do not lie in host memory by their buffer's word?
 static bool is_as_ggmls(const operation & op, ggml_tensor * ours, int n_threads) {
-    const ggml_backend_buffer_ptr elsewhere(
-        ggml_backend_buft_alloc_buffer(hobbit::extra_type(cpu_device(), "CPU_REPACK"), 0));
-    ggml_tensor * w = ggml_dup_tensor(op.ctx.get(), ours->src[0]);
+    ggml_backend_buffer_type type = *ggml_backend_cpu_buffer_type();
+    type.iface.is_host            = nullptr;
+    const ggml_backend_buffer_ptr elsewhere(ggml_backend_buft_alloc_buffer(&type, 0));
+    ggml_tensor *                 w = ggml_dup_tensor(op.ctx.get(), ours->src[0]);
     std::memcpy(w->data, ours->src[0]->data, ggml_nbytes(w));
     w->buffer           = elsewhere.get();
     ggml_tensor * ggmls = ours->src[2] ? ggml_mul_mat_id(op.ctx.get(), w, ours->src[1], ours->src[2])
