@@ -25,8 +25,8 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from pyhobbit.errors import ConfigError, HobbitError, LoadError
 from pyhobbit.model import file_names
+from pyhobbit.model.file_names import is_first, is_model, matching, the_one
 from pyhobbit.model.gguf_file import GgufFile, parse_head
-from pyhobbit.model.labels import is_first, is_model, matching, the_one
 from pyhobbit.model.long_work import check_room
 from pyhobbit.model.names import check_kind, check_quantised, parse_repository
 from pyhobbit.settings.config import format_size

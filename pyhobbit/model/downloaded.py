@@ -12,8 +12,7 @@ from huggingface_hub.errors import CacheNotFound
 from pyhobbit.errors import HobbitError
 from pyhobbit.model import other_programs
 from pyhobbit.model.download import is_complete, whole
-from pyhobbit.model.file_names import is_model_file
-from pyhobbit.model.labels import is_first, label, matching, the_one
+from pyhobbit.model.file_names import is_first, is_model_file, label, matching, the_one
 from pyhobbit.model.names import models_below, parse_repository
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")

@@ -17,8 +17,8 @@ from huggingface_hub import constants
 
 from pyhobbit.errors import HobbitError, LoadError
 from pyhobbit.model.download import Repo, UnreachableError, is_complete, models_of, own_parts
+from pyhobbit.model.file_names import label
 from pyhobbit.model.gguf_file import GgufFile
-from pyhobbit.model.labels import label
 from pyhobbit.model.tiers import routed_part, tiered_part
 from pyhobbit.model.token_time import TokenTime
 from pyhobbit.native.files import os_errors, temporary_file, write_text

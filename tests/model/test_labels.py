@@ -9,9 +9,8 @@ from fake_hub import Hub, at, gguf, serving
 from pyhobbit.errors import HobbitError
 from pyhobbit.model.download import fetch
 from pyhobbit.model.downloaded import downloaded_models, models_in, remove
-from pyhobbit.model.file_names import is_model_name
+from pyhobbit.model.file_names import is_model_name, label, the_one
 from pyhobbit.model.gguf_file import pack_header, string_entry
-from pyhobbit.model.labels import label, the_one
 from pyhobbit.model.names import repository_in
 
 
