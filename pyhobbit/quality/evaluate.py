@@ -120,19 +120,13 @@ class Evaluator(Closing):
         """config.n_ctx: tokens of a chunk.  n_batch: of a pass; None: all of them.  rule: hobbit.rule."""
         self._path, self.rule = path, rule
         self._config = config or EngineConfig()
-        self._session: Session | None = None
         self._observer_error: BaseException | None = None
-
-    def __enter__(self) -> "Evaluator":
-        settings = evaluation_settings(self._config, self.rule)
-        self._session = Session(self._path, settings, self._set_context, verbose=self._config.verbose)
-        return self
+        settings = evaluation_settings(self._config, rule)
+        self._session = Session(path, settings, self._set_context, verbose=self._config.verbose)
 
     def close(self) -> None:
-        """Frees everything; the second call does nothing."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        """Frees everything."""
+        self._session.close()
 
     def _set_context(self, params: Any, model: Model) -> None:
         if not model.cache:
@@ -149,33 +143,28 @@ class Evaluator(Closing):
         params.n_ubatch = min(engine.n_batch or self.n_ctx, self.n_ctx)
         params.n_threads = params.n_threads_batch = engine.computing_threads(engine.n_threads)
 
-    def _opened(self) -> Session:
-        if self._session is None:
-            raise HobbitError("the evaluator is not open; use it in a with statement")
-        return self._session
-
     # --- the model
 
     @property
     def info(self) -> ModelInfo:
         """Figures of the opened model."""
-        return self._opened().info(self._config.cache.memory)
+        return self._session.info(self._config.cache.memory)
 
     @property
     def stats(self) -> CacheStats:
         """Counters since opening."""
-        return self._opened().cache.stats()
+        return self._session.cache.stats()
 
     def set_costs(self, costs: Costs) -> None:
         """Sets the costs of the rule price. Raises HobbitError."""
-        self._opened().cache.set_costs(costs.low, costs.skip)
+        self._session.cache.set_costs(costs.low, costs.skip)
 
     def count_tokens(self, text: str) -> int:
-        return len(self._opened().model.tokenize(text))
+        return len(self._session.model.tokenize(text))
 
     def chunks(self, text: str, at_most: int | None = None) -> list[Chunk]:
         """Cuts a text as llama-perplexity does, without its remainder. at_most: so many, evenly spaced."""
-        model = self._opened().model
+        model = self._session.model
         tokens = model.tokenize(text)
         n_all = len(tokens) // self.n_ctx
         n = min(n_all, at_most or n_all)
@@ -190,10 +179,10 @@ class Evaluator(Closing):
 
     def reference(self, chunks: Sequence[Chunk], progress: Progress = lambda _n_tokens: None) -> np.ndarray:
         """High-precision logits of the chunks' second halves: float32 [n_chunks, n_scored, n_vocab]."""
-        model = self._opened().model
+        model = self._session.model
         n_scored = self.n_ctx - 1 - self.n_ctx // 2
         kept = _large_array((len(chunks), n_scored, llama.llama_vocab_n_tokens(model.vocab)))
-        self._opened().cache.set(**RULES[self.rule])
+        self._session.cache.set(**RULES[self.rule])
         for i, chunk in enumerate(chunks):
             kept[i] = self._scored_logits(chunk)
             progress(len(chunk))
@@ -208,7 +197,7 @@ class Evaluator(Closing):
     ) -> Quality:
         """These numbers of the rule on the chunks that the reference was made of. Raises HobbitError."""
         numbers = {**RULES[self.rule], **numbers}
-        self._opened().cache.set(**numbers)
+        self._session.cache.set(**numbers)
         before = self.stats
         compared = []
         for chunk, wanted in zip(chunks, reference, strict=True):
@@ -234,7 +223,7 @@ class Evaluator(Closing):
         )
 
     def _scored_logits(self, chunk: Chunk) -> np.ndarray:
-        logits = self._opened().context.logits(chunk)
+        logits = self._session.context.logits(chunk)
         if self._observer_error is not None:
             raise self._observer_error
         return logits[len(chunk) // 2 : -1]
@@ -242,7 +231,7 @@ class Evaluator(Closing):
     @contextlib.contextmanager
     def observing(self, observer: Callable[[LayerEvent], object]) -> Iterator[None]:
         """Within it, `observer` sees every layer. Its exceptions leave reference() or measure()."""
-        cache = self._opened().cache
+        cache = self._session.cache
 
         def keep(_kind: type, error: BaseException, _trace: TracebackType) -> None:
             self._observer_error = self._observer_error or error

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Fits the weights of Eq. 3 and the sizes of the pools, by replay of a run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -20,13 +20,8 @@ _STEPS = 5  # between 0 and 1
 
 def fit_weights(penalty: Callable[[Weights], float]) -> Weights:
     """Weights of Eq. 3 with the least penalty of a grid."""
-    return min(_grid(), key=penalty)
-
-
-def _grid() -> Iterator[Weights]:
-    for steps in product(range(_STEPS, -1, -1), repeat=4):
-        if sum(steps) == _STEPS:
-            yield tuple(n / _STEPS for n in steps)
+    steps = (each for each in product(range(_STEPS, -1, -1), repeat=4) if sum(each) == _STEPS)
+    return min((tuple(n / _STEPS for n in each) for each in steps), key=penalty)
 
 
 # --- the cache

@@ -268,8 +268,6 @@ def test_a_dense_model_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_an_evaluator_that_is_not_open_says_so(tmp_path: Path) -> None:
-    with pytest.raises(HobbitError, match="not open"):
-        Evaluator(tmp_path).chunks("x")
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HobbitError, match="does not exist"), Evaluator(tmp_path / "none.gguf"):
         pass
