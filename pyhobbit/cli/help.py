@@ -5,7 +5,6 @@ import argparse
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,17 +62,11 @@ _COLUMN, _COMMON_COLUMN = 27, 24  # columns at which explanations begin
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Help that fits a screen: options in one column, and texts that keep the ends of lines that fit."""
+    """Help that fits a screen, with options in one column."""
 
     def __init__(self, prog: str, column: int = _COLUMN) -> None:
         width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
         super().__init__(prog, max_help_position=column, width=width)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs = text.strip().split("\n\n")
-        is_wide = [any(len(line) > width for line in each.splitlines()) for each in paragraphs]
-        pairs = zip(paragraphs, is_wide, strict=True)
-        return "\n\n".join(textwrap.fill(each, width) if wide else each for each, wide in pairs)
 
 
 def _usage_word(action: argparse.Action) -> str:
@@ -154,9 +147,8 @@ class Parser(argparse.ArgumentParser):
         formatter.start_section("common options")
         formatter.add_arguments(shown)
         formatter.end_section()
-        example = f"Example: {self.prog} {self.example}"
-        formatter.add_text(f"{example}\nAll {len(self.declared)} options: {self.prog} --help-all")
-        return formatter.format_help()
+        formatter.add_text(f"Example: {self.prog} {self.example}")
+        return f"{formatter.format_help()}All {len(self.declared)} options: {self.prog} --help-all\n"
 
 
 class _Set(argparse.Action):
