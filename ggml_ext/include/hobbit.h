@@ -379,7 +379,7 @@ struct hobbit_latency {
     double   upload_s;
 };
 
-// The i-th kind of experts and number of tokens that a device, or the CPU beside it, computed; false past the last one.
+// The i-th size of experts and number of tokens that a device, or the CPU beside it, computed; false past the last one.
 HOBBIT_API bool hobbit_get_latency(const hobbit_model * model, size_t device, size_t i,
                                    struct hobbit_latency * latency);
 

@@ -411,6 +411,14 @@ uint64_t expert_index::tier_bytes(tier_id tier, layer_id first, layer_id last) c
     return bytes;
 }
 
+uint64_t expert_index::expert_bytes(expert_id id, tier_id tier) const {
+    uint64_t bytes = 0;
+    for (const part_id part : layer(id.layer).parts) {
+        bytes += locate(tier, id.layer, part, id.expert).size;
+    }
+    return bytes;
+}
+
 double expert_index::token_bytes(tier_id tier) const {
     double sum = 0;
     for (layer_id l = 0; l < locations_[tier].size(); l++) {
@@ -433,31 +441,6 @@ std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id
         index.each_matrix(tier, add, layer, layer);
     }
     return found;
-}
-
-expert_kinds::expert_kinds(const expert_index & index) {
-    std::vector<std::vector<expert_matrix>> kinds;
-    for (const tier_id tier : TIERS) {
-        numbers_[tier] = { index.n_layers(), index.n_experts() };
-        index.each_matrix(tier, [&](expert_id id, part_id last, const part_location &) {
-            if (last != part_id::down) {
-                return; // one part stands for all
-            }
-            const layer_shape &        layer = index.layer(id.layer);
-            std::vector<expert_matrix> kind;
-            size_t                     bytes = 0;
-            for (const part_id part : layer.parts) {
-                kind.push_back({ part, index.locate(tier, id.layer, part, id.expert).type, layer.shapes[part] });
-                bytes += kind.back().bytes();
-            }
-            const auto known   = std::find(kinds.begin(), kinds.end(), kind);
-            numbers_[tier][id] = uint32_t(known - kinds.begin());
-            if (known == kinds.end()) {
-                kinds.push_back(kind);
-                bytes_.push_back(bytes);
-            }
-        });
-    }
 }
 
 } // namespace hobbit

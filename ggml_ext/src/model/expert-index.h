@@ -119,6 +119,8 @@ class expert_index {
     uint32_t n_held(tier_id tier, layer_id first = 0, layer_id last = INT32_MAX) const;
     uint64_t tier_bytes(tier_id tier, layer_id first = 0, layer_id last = INT32_MAX) const;
 
+    uint64_t expert_bytes(expert_id id, tier_id tier) const; // 0 where the file has none. REQUIRES: a stored tier
+
     double token_bytes(tier_id tier) const; // bytes of a token's experts, by the means of their layers
 
     // A routed expert tensor under llama.cpp's name; null for any other name. Valid as long as the index.
@@ -165,8 +167,6 @@ struct expert_matrix {
     ggml_type    type;
     matrix_shape shape;
 
-    size_t bytes() const { return ggml_row_size(type, shape.n_in) * size_t(shape.n_out); }
-
     bool operator==(const expert_matrix & o) const {
         return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
     }
@@ -175,20 +175,5 @@ struct expert_matrix {
 // The distinct matrices of a tier's experts in these layers.
 std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier,
                                              const std::vector<layer_id> & layers);
-
-// The kinds of a model's experts, numbered: those of a kind have matrices of the same types and shapes. Constant.
-class expert_kinds {
-  public:
-    explicit expert_kinds(const expert_index & index);
-
-    const std::vector<size_t> & bytes() const { return bytes_; } // [kind] of an expert
-
-    // REQUIRES: the tier has the expert
-    uint32_t of(expert_id id, tier_id tier) const { return numbers_[tier][id]; }
-
-  private:
-    std::vector<size_t>              bytes_;
-    per_tier<expert_table<uint32_t>> numbers_;
-};
 
 } // namespace hobbit

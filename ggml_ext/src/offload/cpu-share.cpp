@@ -13,9 +13,8 @@ cpu_share::cpu_share(const expert_index & index, expert_cache & cache, expert_ca
     index_(index),
     cache_(cache),
     host_(host),
-    kinds_(index),
     stats_(stats),
-    placement_(kinds_.bytes(), upload_share, mode),
+    placement_(upload_share, mode),
     rows_(index, host),
     passed_(clock::now()) {
     cache_.set_replacement_listener([this](const auto & in, const auto & out) { placement_.gain().replaced(in, out); });
@@ -34,7 +33,7 @@ void cpu_share::begin_layer(const running_layer & layer, inner_graph & device) {
     for (const planned_use & use : plan_->uses) {
         const bool is_present =
             cache_.holds(use.id, use.tier, all_parts()) && cache_.arrived(use.id, use.tier, all_parts());
-        work_.push_back({ kinds_.of(use.id, use.tier), uint32_t(use.selections.size()), is_present });
+        work_.push_back({ index_.expert_bytes(use.id, use.tier), uint32_t(use.selections.size()), is_present });
         placement_.gain().used({ use.id, use.tier });
     }
     on_cpu_       = placement_.place(work_, routing_->n_tokens, layer.ahead);
@@ -146,7 +145,7 @@ void cpu_share::end_layer(inner_graph & device) {
         const bool may_upload  = computes(use) && (is_free || placement_.may_upload());
         stats_.selections_cpu += computes(use) ? use.selections.size() : 0;
         if (may_upload && cache_.upload(use.id, use.tier, all_parts()) && !is_free) {
-            placement_.begin_upload(kinds_.of(use.id, use.tier));
+            placement_.begin_upload(index_.expert_bytes(use.id, use.tier));
         }
     }
 }

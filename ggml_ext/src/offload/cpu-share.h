@@ -104,7 +104,6 @@ class cpu_share final : public row_source {
     const expert_index & index_;
     expert_cache &       cache_;
     expert_cache &       host_;
-    const expert_kinds   kinds_;
     stats &              stats_;
     placement            placement_;
     cpu_rows             rows_; // rows of the current section

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -19,34 +20,44 @@ namespace hobbit {
 
 // An expert that a layer needs.
 struct expert_work {
-    uint32_t kind;
+    uint64_t bytes;      // bytes of an upload: experts of one size are alike
     uint32_t n_rows;     // at least 1
     bool     is_present; // on the device
 };
 
 using cpu_experts = std::vector<bool>; // [expert] whether the CPU computes it
 
-// Running means of the time that an expert takes in one place, for each kind of expert and number of rows. Numbers of
+// Running means of the time that an expert takes in one place, for each size of expert and number of rows. Numbers of
 // rows count as the power of two below them. Pure: no clock.
 class latency_means {
   public:
-    explicit latency_means(size_t n_kinds, bool is_constant = false) : is_constant_(is_constant), kinds_(n_kinds) {}
+    explicit latency_means(bool is_constant = false) : is_constant_(is_constant) {}
 
     // Seconds for one expert. A number of rows without a sample counts in proportion to the next smaller one that has
     // samples, or as that one if is_constant (Twiddler's GPU); 0: there is none.
     double seconds(const expert_work & w) const {
-        const auto & means = kinds_[w.kind];
+        const auto   found = by_size_.find(w.bytes);
         const size_t own   = cell_of(w.n_rows);
-        for (size_t cell = own + 1; cell-- > 0;) {
-            if (means[cell].n_samples > 0) {
-                return means[cell].seconds * double(size_t(1) << (is_constant_ ? 0 : own - cell));
+        for (size_t cell = own + 1; found != by_size_.end() && cell-- > 0;) {
+            if (found->second[cell].n_samples > 0) {
+                return found->second[cell].seconds * double(size_t(1) << (is_constant_ ? 0 : own - cell));
             }
         }
         return 0.0;
     }
 
-    // The mean of a kind for 2^cell rows, or more up to the next cell; 0: it has no sample.
-    double mean_seconds(uint32_t kind, size_t cell) const { return kinds_[kind][cell].seconds; }
+    // The mean of a size for 2^cell rows, or more up to the next cell; 0: it has no sample.
+    double mean_seconds(uint64_t bytes, size_t cell) const {
+        const auto found = by_size_.find(bytes);
+        return found == by_size_.end() ? 0.0 : found->second[cell].seconds;
+    }
+
+    // All sizes of experts that have a sample, in bytes.
+    std::set<uint64_t> sizes() const {
+        std::set<uint64_t> all;
+        std::for_each(by_size_.begin(), by_size_.end(), [&](const auto & each) { all.insert(each.first); });
+        return all;
+    }
 
     static constexpr size_t n_cells = 16;
 
@@ -81,12 +92,12 @@ class latency_means {
 
     static size_t cell_of(uint32_t n_rows) { return std::min(n_cells - 1, size_t(std::log2(n_rows))); }
 
-    mean & at(const expert_work & w) { return kinds_[w.kind][cell_of(w.n_rows)]; }
+    mean & at(const expert_work & w) { return by_size_[w.bytes][cell_of(w.n_rows)]; }
 
     static constexpr uint32_t MOST_COUNTED = 64; // samples that a mean goes back
 
-    const bool                             is_constant_;
-    std::vector<std::array<mean, n_cells>> kinds_;
+    const bool                                    is_constant_;
+    std::map<uint64_t, std::array<mean, n_cells>> by_size_; // [bytes]
 };
 
 // How many more uses an upload serves than it costs: the mean over the uploads that evicted an expert, of the
@@ -167,14 +178,9 @@ enum class compute_mode {
 // Thread-safety: none. Pure: no clock.
 class placement {
   public:
-    // kind_bytes: bytes of an upload, [kind]. Background uploads take at most upload_share of the time.
-    placement(const std::vector<size_t> & kind_bytes, double upload_share, compute_mode mode) :
-        kind_bytes_(kind_bytes),
-        upload_share_(upload_share),
-        mode_(mode),
-        cpu_(kind_bytes.size()),
-        cpu_beside_(kind_bytes.size()),
-        device_(kind_bytes.size(), mode == compute_mode::twiddler) {}
+    // Background uploads take at most upload_share of the time.
+    placement(double upload_share, compute_mode mode) :
+        upload_share_(upload_share), mode_(mode), device_(mode == compute_mode::twiddler) {}
 
     // Places the experts of a layer that computes so many tokens. Experts present on the device stay there, and in
     // cooperative mode all experts of a prompt. The CPU gets one in 1024 of the experts that the device computes
@@ -237,17 +243,19 @@ class placement {
 
     // Returns true if an upload may begin in the background; it has begun.
     bool may_upload() const { return mode_ != compute_mode::twiddler && credit_ >= 0.0; }
-    void begin_upload(uint32_t kind) { credit_ -= upload_seconds(kind); }
+    void begin_upload(uint64_t bytes) { credit_ -= upload_seconds(bytes); }
 
-    // Times for each kind and number of rows that was measured.
+    // Times for each size and number of rows that was measured.
     std::vector<hobbit_latency> latencies() const {
         std::vector<hobbit_latency> found;
-        for (uint32_t kind = 0; kind < kind_bytes_.size(); kind++) {
+        std::set<uint64_t>          sizes = cpu_.sizes();
+        sizes.merge(device_.sizes());
+        for (const uint64_t bytes : sizes) {
             for (size_t cell = 0; cell < latency_means::n_cells; cell++) {
-                const double cpu    = cpu_.mean_seconds(kind, cell);
-                const double device = device_.mean_seconds(kind, cell);
+                const double cpu    = cpu_.mean_seconds(bytes, cell);
+                const double device = device_.mean_seconds(bytes, cell);
                 if (cpu > 0.0 || device > 0.0) {
-                    found.push_back({ kind_bytes_[kind], 1u << cell, cpu, device, upload_seconds(kind) });
+                    found.push_back({ bytes, 1u << cell, cpu, device, upload_seconds(bytes) });
                 }
             }
         }
@@ -255,7 +263,7 @@ class placement {
     }
 
   private:
-    double upload_seconds(uint32_t kind) const { return seconds_per_byte_ * double(kind_bytes_[kind]); }
+    double upload_seconds(uint64_t bytes) const { return seconds_per_byte_ * double(bytes); }
 
     // on the CPU, beside an upload
     double seconds_beside(const expert_work & w) const {
@@ -265,7 +273,7 @@ class placement {
 
     // later
     double saved_by_upload(const expert_work & w) const {
-        const expert_work one      = { w.kind, 1, false };
+        const expert_work one      = { w.bytes, 1, false };
         const double      one_less = std::max(0.0, cpu_.seconds(one) - device_.seconds(one));
         return mode_ == compute_mode::twiddler ? 0.0 : COUNTED_HITS * gain_.further_hits() * one_less;
     }
@@ -284,15 +292,15 @@ class placement {
         cpu_experts on_cpu;
         for (const expert_work & w : work) {
             const double on_cpu_at    = cpu + (link > 0.0 ? seconds_beside(w) : cpu_.seconds(w));
-            const double on_device_at = launch + link + upload_seconds(w.kind) + device_.seconds(w);
+            const double on_device_at = launch + link + upload_seconds(w.bytes) + device_.seconds(w);
             const bool   is_cpus      = !w.is_present && on_cpu_at + saved_by_upload(w) <= on_device_at;
             on_cpu.push_back(is_cpus);
             if (w.is_present || mode_ == compute_mode::twiddler) { // twiddler decides each expert by itself
                 continue;
             }
             all_on_cpu             += cpu_.seconds(w) + (is_cpus ? 0.0 : saved_by_upload(w));
-            all_upload             += upload_seconds(w.kind) - (is_cpus ? saved_by_upload(w) : 0.0);
-            (is_cpus ? cpu : link) += is_cpus ? seconds_beside(w) : upload_seconds(w.kind);
+            all_upload             += upload_seconds(w.bytes) - (is_cpus ? saved_by_upload(w) : 0.0);
+            (is_cpus ? cpu : link) += is_cpus ? seconds_beside(w) : upload_seconds(w.bytes);
         }
         const bool is_shared = cpu > 0.0 && link > 0.0;
         if (is_shared && SHARING * std::max(cpu, launch + link) >= std::min(all_on_cpu, all_upload)) {
@@ -310,19 +318,18 @@ class placement {
     static constexpr uint32_t DEVICE_LAYERS = 64;   // measures every n-th layer
     static constexpr uint32_t CPU_EXPERTS   = 1024; // gives the CPU every n-th expert that it would take longer for
 
-    const std::vector<size_t> kind_bytes_;
-    const double              upload_share_;
-    const compute_mode        mode_;
-    latency_means             cpu_;
-    latency_means             cpu_beside_; // in layers with uploads
-    latency_means             device_;
-    double                    seconds_per_byte_ = 0.0; // speed of the link
-    upload_gain               gain_;
-    double                    credit_          = 0.0; // seconds of the link; negative: not yet earned
-    uint32_t                  n_left_          = 0;   // experts that the CPU would take longer for
-    uint32_t                  n_measurable_    = 0;   // layers
-    bool                      measures_device_ = false;
-    bool                      tries_cpu_       = false; // the layer that was placed last
+    const double       upload_share_;
+    const compute_mode mode_;
+    latency_means      cpu_;
+    latency_means      cpu_beside_; // in layers with uploads
+    latency_means      device_;
+    double             seconds_per_byte_ = 0.0; // speed of the link
+    upload_gain        gain_;
+    double             credit_          = 0.0; // seconds of the link; negative: not yet earned
+    uint32_t           n_left_          = 0;   // experts that the CPU would take longer for
+    uint32_t           n_measurable_    = 0;   // layers
+    bool               measures_device_ = false;
+    bool               tries_cpu_       = false; // the layer that was placed last
 };
 
 } // namespace hobbit

@@ -12,20 +12,12 @@ static std::string one_line(std::string text) {
     return text;
 }
 
-static uint64_t expert_bytes(const expert_index & index, tier_id tier, expert_id id) {
-    uint64_t bytes = 0;
-    for (const part_id part : index.layer(id.layer).parts) {
-        bytes += index.locate(tier, id.layer, part, id.expert).size;
-    }
-    return bytes;
-}
-
 // Mean bytes of a layer's experts, each in the best precision that it has.
 static uint64_t best_expert_bytes(const expert_index & index, layer_id layer) {
     uint64_t bytes = 0;
     for (uint32_t e = 0; e < index.layer(layer).n_experts; e++) {
         const expert_id id  = { layer, e };
-        bytes              += expert_bytes(index, index.has(tier_id::high, id) ? tier_id::high : tier_id::low, id);
+        bytes              += index.expert_bytes(id, index.has(tier_id::high, id) ? tier_id::high : tier_id::low);
     }
     return bytes / index.layer(layer).n_experts;
 }
@@ -104,7 +96,7 @@ status trace_writer::add_token(const layer_report & report, size_t row, const to
         const tier_id   tier   = tier_of(served);
         const bool reads = served != precision::skip && !was[tier] && asked.insert({ routing.experts[i], tier }).second;
         const expert_id id       = { routing.layer, uint32_t(routing.experts[i]) };
-        const uint64_t  bytes    = reads ? expert_bytes(*index_, tier, id) : 0;
+        const uint64_t  bytes    = reads ? index_->expert_bytes(id, tier) : 0;
         const unsigned  resident = was[tier_id::high] ? 2 : was[tier_id::low] ? 1 : 0;
         const double    weight   = routing.weights.empty() ? double(NAN) : double(routing.weights[i]);
         const int       length =

@@ -10,12 +10,12 @@ static void took(latency_means & means, const std::vector<expert_work> & work, d
     means.took(work, cpu_experts(work.size(), true), true, seconds);
 }
 
-static expert_work job(uint32_t kind, uint32_t n_rows = 1) {
-    return { kind, n_rows, false };
+static expert_work job(uint64_t bytes, uint32_t n_rows = 1) {
+    return { bytes, n_rows, false };
 }
 
 TEST_CASE("a mean goes back 64 samples") {
-    latency_means means(2);
+    latency_means means;
     CHECK(means.seconds(job(0)) == 0.0);
     took(means, { job(0) }, 1.0);
     CHECK(means.seconds(job(0)) == 1.0);
@@ -30,14 +30,14 @@ TEST_CASE("a mean goes back 64 samples") {
 }
 
 TEST_CASE("a constant mean holds for all larger numbers of rows") {
-    latency_means means(1, true);
+    latency_means means(true);
     took(means, { job(0, 2) }, 1.0);
     CHECK(means.seconds(job(0, 512)) == 1.0);
     CHECK(means.seconds(job(0, 1)) == 0.0);
 }
 
 TEST_CASE("numbers of rows have means of their own, by powers of two") {
-    latency_means means(1);
+    latency_means means;
     took(means, { job(0, 2) }, 1.0);
     CHECK(means.seconds(job(0, 3)) == 1.0);
     CHECK(means.seconds(job(0, 1)) == 0.0); // no smaller one is known
@@ -50,7 +50,7 @@ TEST_CASE("numbers of rows have means of their own, by powers of two") {
 }
 
 TEST_CASE("a sample of several experts is shared by what was expected") {
-    latency_means means(3);
+    latency_means means;
     took(means, { job(0) }, 1.0);
     took(means, { job(1) }, 3.0);
     took(means, { job(0), job(1) }, 8.0); // twice as long as expected: 2 and 6
@@ -62,7 +62,7 @@ TEST_CASE("a sample of several experts is shared by what was expected") {
 }
 
 TEST_CASE("a sample is of the experts that the place computed") {
-    latency_means means(2);
+    latency_means means;
     means.took({ job(0), job(1), job(0) }, { true, false, true }, true, 4.0);
     CHECK(means.seconds(job(0)) == 2.0);
     CHECK(means.seconds(job(1)) == 0.0);
@@ -74,7 +74,7 @@ TEST_CASE("a sample is of the experts that the place computed") {
 }
 
 TEST_CASE("a mean that is forgotten is replaced by the next sample") {
-    latency_means means(1);
+    latency_means means;
     took(means, { job(0) }, 100.0);
     took(means, { job(0, 2) }, 7.0);
     means.forget(job(0));

@@ -15,12 +15,12 @@ using namespace hobbit;
 static const cpu_experts NONE = { false };
 static const cpu_experts CPU  = { true };
 
-static const std::vector<expert_work> ONE     = { { 0, 1, false } };
-static const std::vector<expert_work> PRESENT = { { 0, 1, true } };
+static const std::vector<expert_work> ONE     = { { 1000, 1, false } };
+static const std::vector<expert_work> PRESENT = { { 1000, 1, true } };
 
 // An expert takes so long on the CPU, on the device and on the link.
 static placement with(double cpu, double device, double upload, compute_mode mode = compute_mode::automatic) {
-    placement p({ 1000 }, 0.25, mode);
+    placement p(0.25, mode);
     p.cpu_took(ONE, CPU, cpu);
     p.device_took(PRESENT, NONE, device);
     p.link_took(2000, 2.0 * upload);
@@ -55,19 +55,19 @@ TEST_CASE("a share of an upload's further hits counts, as the CPU's time less th
     CHECK(slow_device.place(ONE, 1) == CPU);
 }
 
-TEST_CASE("each expert is placed by its own kind and rows, all of a layer by the same rule") {
-    placement p({ 1000, 4000 }, 0.25, compute_mode::automatic);
-    p.cpu_took({ { 0, 1, false } }, CPU, 2.0);
-    p.cpu_took({ { 0, 8, false } }, CPU, 4.0);
-    p.cpu_took({ { 1, 1, false } }, CPU, 2.0);
+TEST_CASE("each expert is placed by its own size and rows, all of a layer by the same rule") {
+    placement p(0.25, compute_mode::automatic);
+    p.cpu_took({ { 1000, 1, false } }, CPU, 2.0);
+    p.cpu_took({ { 1000, 8, false } }, CPU, 4.0);
+    p.cpu_took({ { 4000, 1, false } }, CPU, 2.0);
     p.link_took(1000, 3.0);
-    const std::vector<expert_work> work = { { 0, 1, false }, { 0, 8, false }, { 0, 1, true },
-                                            { 1, 4, false }, { 1, 8, false }, { 0, 1, false } };
+    const std::vector<expert_work> work = { { 1000, 1, false }, { 1000, 8, false }, { 1000, 1, true },
+                                            { 4000, 4, false }, { 4000, 8, false }, { 1000, 1, false } };
     CHECK(p.place(work, 1) == cpu_experts{ true, false, false, true, false, true }); // 2, 4 by 3; 8, 16 by 12
 }
 
 TEST_CASE("CPU and link share a layer's missing experts, so that both end together") {
-    const std::vector<expert_work> eight(8, { 0, 1, false });
+    const std::vector<expert_work> eight(8, { 1000, 1, false });
     const auto                     n_on_cpu = [&](double cpu, double upload, compute_mode mode) {
         const cpu_experts by = with(cpu, 0.1, upload, mode).place(eight, 1);
         return std::count(by.begin(), by.end(), true);
@@ -77,20 +77,22 @@ TEST_CASE("CPU and link share a layer's missing experts, so that both end togeth
     CHECK(n_on_cpu(3.0, 1.0, compute_mode::automatic) == 2);
     CHECK(n_on_cpu(1.0, 9.0, compute_mode::automatic) == 8);
     CHECK(n_on_cpu(1.0, 3.0, compute_mode::twiddler) == 8); // each expert by itself
-    const std::vector<expert_work> mixed = { { 0, 1, false }, { 0, 1, true }, { 0, 1, false } };
+    const std::vector<expert_work> mixed = { { 1000, 1, false }, { 1000, 1, true }, { 1000, 1, false } };
     CHECK(with(1.0, 0.1, 1.5).place(mixed, 1) == cpu_experts{ true, false, false });
 }
 
 TEST_CASE("an upload costs a launch more, which takes as long as the hits, where the device has run ahead") {
-    const std::vector<expert_work> work = { { 0, 1, false }, { 0, 1, true }, { 0, 1, true }, { 0, 1, true } };
-    placement                      p    = with(1.5, 0.25, 1.0); // beside 1.25, or 2.0
+    const std::vector<expert_work> work = {
+        { 1000, 1, false }, { 1000, 1, true }, { 1000, 1, true }, { 1000, 1, true }
+    };
+    placement p = with(1.5, 0.25, 1.0); // beside 1.25, or 2.0
     CHECK_FALSE(p.place(work, 1, false)[0]);
     CHECK(p.place(work, 1, true)[0]);
     CHECK_FALSE(with(1.5, 0.25, 1.0, compute_mode::twiddler).place(work, 1, true)[0]);
 }
 
 TEST_CASE("without samples the CPU computes, and its first sample counts") {
-    placement p({ 1000 }, 0.25, compute_mode::automatic);
+    placement p(0.25, compute_mode::automatic);
     CHECK(p.place(ONE, 1) == CPU);
     p.cpu_took(ONE, CPU, 1.0);
     p.link_took(1000, 0.5);
@@ -98,7 +100,7 @@ TEST_CASE("without samples the CPU computes, and its first sample counts") {
 }
 
 TEST_CASE("gpu leaves everything to the device, cooperative what is there and prompts") {
-    const std::vector<expert_work> work        = { { 0, 1, true }, { 0, 90, false } };
+    const std::vector<expert_work> work        = { { 1000, 1, true }, { 1000, 90, false } };
     placement                      gpu         = with(0.0, 1.0, 1.0, compute_mode::gpu);
     placement                      cooperative = with(9.0, 0.0, 0.0, compute_mode::cooperative);
     CHECK(gpu.place(work, 1) == cpu_experts{ false, false });
@@ -113,14 +115,14 @@ TEST_CASE("twiddler compares an expert's own times alone, and uploads nothing in
     add_uploads(p, 100);
     CHECK(p.place(ONE, 1) == CPU); // auto uploads it, for its further uses
     CHECK(p.place(PRESENT, 1) == NONE);
-    CHECK(p.place({ { 0, 2, false } }, 1) == NONE); // 2.4 beside 2.2
+    CHECK(p.place({ { 1000, 2, false } }, 1) == NONE); // 2.4 beside 2.2
     CHECK_FALSE(p.may_upload());
 }
 
 TEST_CASE("latencies are listed for what was measured") {
-    placement p({ 1000, 4000 }, 0.25, compute_mode::twiddler);
+    placement p(0.25, compute_mode::twiddler);
     CHECK(p.latencies().empty());
-    p.cpu_took({ { 1, 5, false } }, CPU, 2.0);
+    p.cpu_took({ { 4000, 5, false } }, CPU, 2.0);
     p.device_took(PRESENT, NONE, 0.5);
     p.link_took(1000, 3.0);
     const auto found = p.latencies();
@@ -133,7 +135,7 @@ TEST_CASE("latencies are listed for what was measured") {
 
 TEST_CASE("a CPU that is not used is measured again with one expert, after 1024 others") {
     placement                      p = with(9.0, 0.0, 1.0);
-    const std::vector<expert_work> two(2, { 0, 1, false });
+    const std::vector<expert_work> two(2, { 1000, 1, false });
     for (int i = 0; i < 511; i++) {
         CHECK(p.place(two, 1) == cpu_experts{ false, false });
     }
@@ -144,7 +146,7 @@ TEST_CASE("a CPU that is not used is measured again with one expert, after 1024 
 
 TEST_CASE("the device is measured once in 64 layers without uploads that it has a part of") {
     placement                      p    = with(1.0, 0.0, 2.0);
-    const std::vector<expert_work> both = { { 0, 1, true }, { 0, 1, false } };
+    const std::vector<expert_work> both = { { 1000, 1, true }, { 1000, 1, false } };
     int                            n    = 0;
     for (int i = 0; i < 128; i++) {
         p.place(ONE, 1);
@@ -161,13 +163,13 @@ TEST_CASE("the device is measured once in 64 layers without uploads that it has 
 TEST_CASE("background uploads take a quarter of the time") {
     placement p = with(1.0, 0.0, 2.0);
     CHECK(p.may_upload());
-    p.begin_upload(0);
+    p.begin_upload(1000);
     p.pass(7.9);
     CHECK_FALSE(p.may_upload());
     p.pass(0.1);
     CHECK(p.may_upload());
     p.pass(1000.0); // is not saved up
-    p.begin_upload(0);
+    p.begin_upload(1000);
     CHECK_FALSE(p.may_upload());
 }
 
@@ -184,12 +186,14 @@ struct machine {
     static constexpr double per_byte = 1.0 / 4e9;
     static constexpr size_t bytes[2] = { 8 << 20, 4 << 20 };
 
-    placement rule(compute_mode mode) const { return { { bytes[0], bytes[1] }, 0.25, mode }; }
+    placement rule(compute_mode mode) const { return { 0.25, mode }; }
 
-    double on_cpu(const expert_work & w) const { return cpu * (0.1e-3 + (w.kind ? 0.6e-3 : 1e-3) * w.n_rows); }
+    static bool is_small(const expert_work & w) { return w.bytes == bytes[1]; }
+
+    double on_cpu(const expert_work & w) const { return cpu * (0.1e-3 + (is_small(w) ? 0.6e-3 : 1e-3) * w.n_rows); }
 
     double on_device(const expert_work & w) const {
-        return w.kind ? 0.04e-3 + 0.6e-3 * cpu * device * w.n_rows : 0.05e-3 + 1e-3 * cpu * device * w.n_rows;
+        return is_small(w) ? 0.04e-3 + 0.6e-3 * cpu * device * w.n_rows : 0.05e-3 + 1e-3 * cpu * device * w.n_rows;
     }
 
     // Computes a layer as it was placed, and tells the rule what it took.
@@ -203,7 +207,7 @@ struct machine {
             here                  += by[i] ? on_cpu(w) : 0.0;
             there                 += by[i] ? 0.0 : on_device(w);
             if (!by[i] && !w.is_present) {
-                link += double(bytes[w.kind]) * per_byte;
+                link += double(w.bytes) * per_byte;
                 last  = std::max(last, on_device(w));
             }
         }
@@ -242,7 +246,8 @@ TEST_CASE("automatic is within 10 percent of the better of the other two where h
                     for (int i = 0; i < 20000; i++) {
                         std::vector<expert_work> work;
                         for (int e = 0; e < 8; e++) {
-                            work.push_back({ uint32_t(random() % 2), 1 + uint32_t(random() % 3), random() % 2 == 0 });
+                            work.push_back(
+                                { machine::bytes[random() % 2], 1 + uint32_t(random() % 3), random() % 2 == 0 });
                         }
                         took[int(mode)] += m.run(rule, work, rule.place(work, 3));
                     }
@@ -320,7 +325,7 @@ struct simulated_engine {
     double run_layer(layer_id layer, const std::vector<uint32_t> & experts) {
         std::vector<expert_work> work;
         for (const uint32_t e : experts) {
-            work.push_back({ 0, 1, pool.contains({ layer, e }) });
+            work.push_back({ machine::bytes[0], 1, pool.contains({ layer, e }) });
             rule.gain().used({ { layer, e }, tier_id::high });
         }
         const cpu_experts by   = rule.place(work, 1);
@@ -346,7 +351,7 @@ struct simulated_engine {
         if (is_free || rule.may_upload()) {
             insert(id);
             if (!is_free) {
-                rule.begin_upload(0);
+                rule.begin_upload(machine::bytes[0]);
             }
             rule.link_took(double(machine::bytes[0]), double(machine::bytes[0]) * machine::per_byte);
         }
