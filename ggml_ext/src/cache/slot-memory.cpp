@@ -79,13 +79,16 @@ void slot_layout::lay_out_stacks(const expert_index & index, const std::vector<l
     per_part<stack> stacks;
 
     const device_traits & traits  = traits_of(device_);
-    const auto            measure = [&](expert_id, part_id part, const part_location & at) {
-        stacks[part].widest = std::max(stacks[part].widest, in_host_ ? aligned_span(at) : at.size);
+    const auto            measure = [&](expert_id id, part_id part, const part_location & at) {
+        stacks[part].widest      = std::max(stacks[part].widest, in_host_ ? aligned_span(at) : at.size);
+        const expert_matrix kind = { part, at.type, index.layer(id.layer).shapes[part] };
+        if (std::find(matrices_.begin(), matrices_.end(), kind) == matrices_.end()) {
+            matrices_.push_back(kind);
+        }
     };
     for (const layer_id layer : layers) {
         index.each_matrix(tier_, measure, layer, layer);
     }
-    matrices_ = distinct_matrices(index, tier_, layers);
     for (const expert_matrix & kind : matrices_) {
         auto & part  = stacks[kind.part];
         part.unit    = std::lcm(part.unit, unit_of(kind, traits));

@@ -14,6 +14,17 @@
 
 namespace hobbit {
 
+// Type and shape of one matrix of an expert's tier.
+struct expert_matrix {
+    part_id      part;
+    ggml_type    type;
+    matrix_shape shape;
+
+    bool operator==(const expert_matrix & o) const {
+        return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
+    }
+};
+
 // How one tier's experts of some layers lie in the memory of a pool. For the CPU slots are contiguous. For a device the
 // matrices of a part are, as in llama.cpp's own tensors, so that one operation multiplies by all of them. In host
 // memory, which an integrated GPU may share, the file's bytes are read in place.

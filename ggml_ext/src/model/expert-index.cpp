@@ -428,19 +428,4 @@ double expert_index::token_bytes(tier_id tier) const {
     return sum;
 }
 
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier,
-                                             const std::vector<layer_id> & layers) {
-    std::vector<expert_matrix> found;
-    const auto                 add = [&](expert_id id, part_id part, const part_location & at) {
-        const expert_matrix matrix = { part, at.type, index.layer(id.layer).shapes[part] };
-        if (std::find(found.begin(), found.end(), matrix) == found.end()) {
-            found.push_back(matrix);
-        }
-    };
-    for (const layer_id layer : layers) {
-        index.each_matrix(tier, add, layer, layer);
-    }
-    return found;
-}
-
 } // namespace hobbit

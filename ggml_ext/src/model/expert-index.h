@@ -161,19 +161,4 @@ class expert_index {
     uint64_t                               model_bytes_    = 0;
 };
 
-// Type and shape of one matrix of an expert's tier.
-struct expert_matrix {
-    part_id      part;
-    ggml_type    type;
-    matrix_shape shape;
-
-    bool operator==(const expert_matrix & o) const {
-        return part == o.part && type == o.type && shape.n_in == o.shape.n_in && shape.n_out == o.shape.n_out;
-    }
-};
-
-// The distinct matrices of a tier's experts in these layers.
-std::vector<expert_matrix> distinct_matrices(const expert_index & index, tier_id tier,
-                                             const std::vector<layer_id> & layers);
-
 } // namespace hobbit
