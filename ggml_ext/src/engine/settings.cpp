@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <set>
 
 namespace hobbit {
 
@@ -30,36 +31,34 @@ constexpr hobbit_setting_type PATH   = HOBBIT_TYPE_PATH;
 constexpr const char * NONE      = nullptr;
 constexpr double       MAX_BYTES = 1e18;
 
+// The table's texts live for ever. REQUIRES: while the table is made
+const char * kept(const std::string & text) {
+    static std::set<std::string> all;
+    return all.insert(text).first->c_str();
+}
+
 template <typename Registered>
 const char * joined() {
-    static const std::string text = [] {
-        std::string all;
-        for (const std::string & name : Registered::names()) {
-            all += (all.empty() ? "" : " ") + name;
-        }
-        return all;
-    }();
-    return text.c_str();
+    std::string all;
+    for (const std::string & name : Registered::names()) {
+        all += (all.empty() ? "" : " ") + name;
+    }
+    return kept(all);
 }
 
 // `about`, and the names with their help.
 template <typename Registered>
 const char * help(const char * about) {
-    static const std::string text = [&] {
-        std::string all = about;
-        for (const std::string & name : Registered::names()) {
-            const std::string of = Registered::traits(name).help;
-            all += (name == Registered::names().front() ? " " : ", ") + name + (of.empty() ? "" : " " + of);
-        }
-        return all + ".";
-    }();
-    return text.c_str();
+    std::string all;
+    for (const std::string & name : Registered::names()) {
+        const std::string of  = Registered::traits(name).help;
+        all                  += (all.empty() ? " " : ", ") + name + (of.empty() ? "" : " " + of);
+    }
+    return kept(about + all + ".");
 }
 
-template <size_t i>
-const char * default_weight() {
-    static const std::string text = format("%g", policy_options().weights[i]);
-    return text.c_str();
+const char * default_weight(size_t i) {
+    return kept(format("%g", policy_options().weights[i]));
 }
 
 constexpr const char * WEIGHTS      = "hobbit.w_lru hobbit.w_lfu hobbit.w_lhu hobbit.w_fld";
@@ -68,14 +67,12 @@ constexpr const char * OTHER_BOUNDS = "hobbit.memory hobbit.device_memory";
 constexpr const char * POOLS        = "hobbit.pools";
 
 // `first`, and the keys of the numbers that ask for precision, or of all.
-const char * number_keys(const char * first, bool all = false) {
-    static std::map<std::pair<const char *, bool>, std::string> texts;
-    std::string &                                               keys = texts[{ first, all }];
-    for (const rule_number * each : keys.empty() ? rule_number::all() : std::vector<const rule_number *>()) {
-        keys +=
-            (keys.empty() ? first : "") + std::string(" ") + (all || each->asks_for_precision() ? each->spec.key : "");
+std::string number_keys(const char * first, bool all = false) {
+    std::string keys = first;
+    for (const rule_number * each : rule_number::all()) {
+        keys += all || each->asks_for_precision() ? std::string(" ") + each->spec.key : "";
     }
-    return keys.c_str();
+    return keys;
 }
 
 constexpr const char * RULE = "hobbit.rule"; // keys that exclude each other's stored values, with number_keys
@@ -86,7 +83,7 @@ std::vector<hobbit_setting_spec> with_number_rows(std::vector<hobbit_setting_spe
     auto at = std::find_if(rows.begin(), rows.end(), [](auto & row) { return row.key == std::string("hobbit.rule"); });
     for (const rule_number * each : rule_number::all()) {
         at              = rows.insert(at + 1, each->spec);
-        at->replaced_by = each->asks_for_precision() ? number_keys(RULE_AND_QUALITY) : QUALITY;
+        at->replaced_by = each->asks_for_precision() ? kept(number_keys(RULE_AND_QUALITY)) : QUALITY;
     }
     return rows;
 }
@@ -106,22 +103,22 @@ std::vector<hobbit_setting_spec> core_rows() {
         { "hobbit.requests", NONE, SIZE, 0, MAX_BYTES, NONE, NONE, NONE, "bytes", false, false, NONE,
           "Memory that the pools leave to a server's requests while it reads them." },
         { QUALITY, "quality", CHOICE, 0, 0, NONE, "small-loss if calibrated or stored in the file, else lossless",
-          QUALITY_WORDS, NONE, false, true, number_keys(RULE, true),
+          QUALITY_WORDS, NONE, false, true, kept(number_keys(RULE, true)),
           "Chooses rule, thresholds and price: no loss, the loss that the calibration allowed, or more of it for "
           "speed." },
         { "hobbit.rule", "rule", CHOICE, 0, 0, "gate", "the calibration's", joined<registered_rule>(), NONE, true,
-          false, number_keys(RULE_AND_QUALITY), help<registered_rule>("Decides the precision of experts:") },
+          false, kept(number_keys(RULE_AND_QUALITY)), help<registered_rule>("Decides the precision of experts:") },
         { "hobbit.low_share", "low_share", NUMBER, 0, 1, NONE, "by t1", NONE, NONE, true, false, NONE,
           "Share of the cache reserved for low-precision experts." },
         { "hobbit.policy", "policy", CHOICE, 0, 0, "echo", NONE, joined<registered_policy>(), NONE, true, false, POLICY,
           "The eviction policy." },
-        { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight<0>(), NONE, NONE, NONE, true, false, WEIGHTS,
+        { "hobbit.w_lru", "weights", NUMBER, 0, 1, default_weight(0), NONE, NONE, NONE, true, false, WEIGHTS,
           "Weights of LRU, LFU, LHU, FLD in policy hobbit." },
-        { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight<1>(), NONE, NONE, NONE, true, false, WEIGHTS,
+        { "hobbit.w_lfu", "weights", NUMBER, 0, 1, default_weight(1), NONE, NONE, NONE, true, false, WEIGHTS,
           "The weight of LFU." },
-        { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight<2>(), NONE, NONE, NONE, true, false, WEIGHTS,
+        { "hobbit.w_lhu", "weights", NUMBER, 0, 1, default_weight(2), NONE, NONE, NONE, true, false, WEIGHTS,
           "The weight of LHU." },
-        { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight<3>(), NONE, NONE, NONE, true, false, WEIGHTS,
+        { "hobbit.w_fld", "weights", NUMBER, 0, 1, default_weight(3), NONE, NONE, NONE, true, false, WEIGHTS,
           "The weight of FLD." },
         { "hobbit.prefetch", "prefetch", COUNT, 0, 4, "2", NONE, NONE, "layers", true, false, NONE,
           "Load experts this many layers in advance, 0 to 4." },
@@ -240,7 +237,8 @@ budget settings::bounds() const {
 bool settings::asked() const {
     return flag("hobbit.enable") || text("hobbit.placement") == "cache" || !device().empty() ||
            !text("hobbit.sidecar").empty() || !text("hobbit.trace").empty() || !text("hobbit.timeline").empty() ||
-           any_given("hobbit.memory hobbit.pools hobbit.device_memory hobbit.mode") || any_given(number_keys(""));
+           any_given("hobbit.memory hobbit.pools hobbit.device_memory hobbit.mode") ||
+           any_given(number_keys("").c_str());
 }
 
 status settings::apply(const hobbit_setting * given, size_t n_given) {
@@ -313,7 +311,7 @@ bool settings::is_overruled(const std::string & key, const std::string & rule_na
         return any_given(registered_rule::traits(rule_name).numbers);
     }
     const hobbit_setting_spec * row = find_setting(key);
-    return row && any_given(key == "hobbit.rule" ? number_keys(RULE) : row->replaced_by);
+    return row && (key == "hobbit.rule" ? any_given(number_keys(RULE).c_str()) : any_given(row->replaced_by));
 }
 
 status settings::apply_stored(const stored_settings & stored, size_t n_in_model) {
@@ -322,7 +320,7 @@ status settings::apply_stored(const stored_settings & stored, size_t n_in_model)
         const auto * name = std::get_if<std::string>(&value);
         stored_rule       = key == "hobbit.rule" && name ? *name : stored_rule;
     }
-    const std::string rule_name = any_given(number_keys(RULE)) ? rule() : stored_rule;
+    const std::string rule_name = any_given(number_keys(RULE).c_str()) ? rule() : stored_rule;
     for (size_t i = 0; i < stored.size(); i++) {
         auto [key, value] = stored[i];
         if (key == share_key(rule_name)) {
