@@ -161,6 +161,4 @@ void multiply(int64_t n, float * const * s, const char * vx, size_t bx, const vo
 } // namespace
 
 extern const plain_kernel f16_kernel = { GGML_TYPE_F16, nullptr, multiply, INT64_MAX, INT64_MAX };
-#else
-extern const plain_kernel f16_kernel = { GGML_TYPE_F16, nullptr, nullptr, 0, 0 };
 #endif

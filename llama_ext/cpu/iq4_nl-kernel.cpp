@@ -15,7 +15,4 @@ inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int
 } // namespace
 
 extern const plain_kernel iq4_nl_kernel = repacked_kernel<weights>(GGML_TYPE_IQ4_NL);
-
-#else
-extern const plain_kernel iq4_nl_kernel = { GGML_TYPE_IQ4_NL, nullptr, nullptr, 0, 0, nullptr, nullptr };
 #endif

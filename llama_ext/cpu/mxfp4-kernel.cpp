@@ -19,7 +19,4 @@ inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int
 } // namespace
 
 extern const plain_kernel mxfp4_kernel = repacked_kernel<weights>(GGML_TYPE_MXFP4);
-
-#else
-extern const plain_kernel mxfp4_kernel = { GGML_TYPE_MXFP4, nullptr, nullptr, 0, 0, nullptr, nullptr };
 #endif

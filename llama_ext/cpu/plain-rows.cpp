@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <numeric>
 
-// PLAIN_KERNELS lists *-kernel.cpp. Constants need no constructor: that would run in the libraries for all processors,
-// which ggml loads to ask each whether it suits this one.
-#define KERNEL(name) extern const plain_kernel name;
+// PLAIN_KERNELS lists *-kernel.cpp; those that this processor lacks are null. Constants need no constructor: that would
+// run in the libraries for all processors, which ggml loads to ask each whether it suits this one.
+#define KERNEL(name) extern const plain_kernel name __attribute__((weak));
 PLAIN_KERNELS
 #undef KERNEL
 #define KERNEL(name) &name,
@@ -23,9 +23,12 @@ namespace {
 // The kernel for such weights, with the bits of repacked rows or of one, or null.
 const plain_kernel * kernel_of(const ggml_tensor & w, bool is_repacked) {
     const auto found = std::find_if(std::begin(kernels), std::end(kernels), [&](const plain_kernel * kernel) {
+        if (!kernel || kernel->type != w.type) {
+            return false;
+        }
         const bool has  = is_repacked ? kernel->repacked != nullptr : kernel->dot || kernel->multiply;
         const bool fits = w.ne[0] <= kernel->most_columns && (!kernel->tiled || w.ne[1] % 4 == 0);
-        return kernel->type == w.type && has && fits;
+        return has && fits;
     });
     return found == std::end(kernels) ? nullptr : *found;
 }

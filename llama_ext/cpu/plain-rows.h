@@ -11,9 +11,9 @@ constexpr int TILED_ROWS = 8;  // from so many rows of a matrix on, ggml's produ
 using plain_multiply = void(int64_t n, float * const * s, const char * vx, size_t bx, const void * const * vy, int nr,
                             int64_t nc);
 
-// Products of weights of one type, as files have them. Each file NAME-kernel.cpp of this folder defines NAME_kernel,
-// and the build finds it. Where the processor lacks instructions, all functions are null. If scales are no NaNs, a
-// product has the bits of ggml's function for one row, or of its function for repacked rows.
+// Products of weights of one type, as files have them. Each file NAME-kernel.cpp of this folder defines NAME_kernel
+// where the processor has its instructions, and the build finds it. If scales are no NaNs, a product has the bits of
+// ggml's function for one row, or of its function for repacked rows.
 //
 // Thread-safety: the functions may be called from any thread.
 struct plain_kernel {

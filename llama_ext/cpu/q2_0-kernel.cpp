@@ -50,6 +50,4 @@ static void dot(int n, float * s, size_t, const void * vx, size_t, const void * 
 }
 
 extern const plain_kernel q2_0_kernel = { GGML_TYPE_Q2_0, dot, nullptr, 1, INT64_MAX };
-#else
-extern const plain_kernel q2_0_kernel = { GGML_TYPE_Q2_0, nullptr, nullptr, 0, 0 };
 #endif

@@ -74,7 +74,4 @@ void prepare(const weights &, activations & y, int row, const row_block * a, int
 } // namespace
 
 extern const plain_kernel q2_k_kernel = repacked_kernel<weights>(GGML_TYPE_Q2_K);
-
-#else
-extern const plain_kernel q2_k_kernel = { GGML_TYPE_Q2_K, nullptr, nullptr, 0, 0, nullptr, nullptr };
 #endif

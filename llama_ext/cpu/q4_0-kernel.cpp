@@ -14,7 +14,4 @@ inline void unpack_part(columns * to, const row_lanes & rows, size_t offset, int
 } // namespace
 
 extern const plain_kernel q4_0_kernel = repacked_kernel<weights>(GGML_TYPE_Q4_0);
-
-#else
-extern const plain_kernel q4_0_kernel = { GGML_TYPE_Q4_0, nullptr, nullptr, 0, 0, nullptr, nullptr };
 #endif

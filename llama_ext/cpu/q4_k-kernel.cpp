@@ -182,7 +182,4 @@ constexpr plain_kernel with_one_row(plain_kernel kernel) {
 } // namespace
 
 extern const plain_kernel q4_k_kernel = with_one_row(repacked_kernel<weights>(GGML_TYPE_Q4_K));
-
-#else
-extern const plain_kernel q4_k_kernel = { GGML_TYPE_Q4_K, nullptr, nullptr, 0, 0, nullptr, nullptr };
 #endif

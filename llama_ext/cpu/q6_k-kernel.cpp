@@ -179,6 +179,4 @@ extern const plain_kernel q6_k_kernel = {
     GGML_TYPE_Q6_K,       nullptr, multiply_by_rows, 2,
     MOST_BLOCKS / 4 * 32, nullptr, nullptr,          multiply_all<weights, block_q8_K>
 };
-#else
-extern const plain_kernel q6_k_kernel = { GGML_TYPE_Q6_K, nullptr, nullptr, 0, 0, nullptr, nullptr };
 #endif

@@ -162,9 +162,4 @@ void multiply(int64_t n, float * const * s, const char * vx, size_t bx, const vo
 } // namespace
 
 extern const plain_kernel q8_0_kernel = { GGML_TYPE_Q8_0, nullptr, multiply, 4, ROW_BLOCKS * QK8_0 };
-
-#else
-
-extern const plain_kernel q8_0_kernel = { GGML_TYPE_Q8_0, nullptr, nullptr, 0, 0 };
-
 #endif

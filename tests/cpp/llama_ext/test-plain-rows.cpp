@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-extern const plain_kernel q8_0_kernel;
+extern __attribute__((weak)) const plain_kernel q8_0_kernel; // null where the processor lacks instructions
 
 using bytes = std::vector<uint8_t>;
 
@@ -27,7 +27,7 @@ static bool has_kernel() {
 #ifdef HOBBIT_TEST_AVX_VNNI
     return ggml_cpu_has_avx_vnni();
 #else
-    return q8_0_kernel.multiply != nullptr;
+    return &q8_0_kernel != nullptr;
 #endif
 }
 

@@ -10,12 +10,12 @@
 #include <random>
 #include <vector>
 
-extern const plain_kernel q2_0_kernel;
+extern __attribute__((weak)) const plain_kernel q2_0_kernel; // null without AVX2
 
 TEST_CASE("products of Q2_0 have the bits of ggml's function") {
     const ggml_type_traits_cpu & traits = *ggml_get_type_traits_cpu(GGML_TYPE_Q2_0);
     REQUIRE(traits.vec_dot_type == GGML_TYPE_Q8_0);
-    if (!q2_0_kernel.dot) { // the processor has no AVX2
+    if (!&q2_0_kernel) {
         return;
     }
     ggml_cpu_init();
