@@ -50,7 +50,9 @@ typedef float   float_lanes __attribute__((vector_size(4 * LANES)));
 
 // Adds products of unsigned bytes u and signed bytes a to sums: with VNNI four to 32 bits, else two to 16 bits.
 inline int_lanes dot(int_lanes sums, int_lanes u, int_lanes a) {
-    return (int_lanes) DPBUSD((int_vector) sums, (int_vector) u, (int_vector) a);
+    int_vector more = DPBUSD((int_vector) sums, (int_vector) u, (int_vector) a);
+    asm("" : "+v"(more)); // else GCC adds in another order, which needs more registers than there are
+    return (int_lanes) more;
 }
 
 inline float_lanes multiply_add(int_lanes sum, float_lanes scale, float_lanes acc) {

@@ -145,15 +145,21 @@ inline void multiply_block(const weights & w, const activations & y, int64_t b, 
     }
     for (int part = 0; part < weights::N_PARTS; part++) {
         const columns * some = sub(part);
-        for (int i = 0; i < 128; i += N) {
-            int_lanes products[T] = {};
-            multiply_columns<N, T, STEP<row_block>>(some[i / 32], i % 32, a, products);
+        for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 4
+            for (int column = 0; column < 32; column += N) {
+                int_lanes products[T] = {};
+                multiply_columns<N, T, STEP<row_block>>(some[i], column, a, products);
+                for (int t = 0; t < T; t++) {
+                    sums[t] += scaled(products[t], w.scales[8 * part + 2 * i + column / 16]);
+                }
+            }
             for (int t = 0; t < T; t++) {
-                sums[t] += scaled(products[t], w.scales[8 * part + i / 16]);
-                a[t]    += i % 32 == 32 - N ? 32 : 0;
+                a[t] += 32;
             }
         }
     }
+#pragma GCC unroll 4
     for (int t = 0; t < T; t++) {
         for (int i = 0; i < 8; i++) {
             sums[t] = add_pairs(sums[t], int_lanes{} + y.sum_of(8 * b + i, first + t), w.offsets[i]);

@@ -349,8 +349,8 @@ void multiply_rows(int64_t n_blocks, float * const * s, const char * vx, size_t 
         for (int i = 0; i < LANES; i += 4) { // the first again in the place of those that are missing
             rows.fours[i / 4] = vx + (x + i % n_lanes) * bx;
         }
-        memset(acc.sum, 0, sizeof(acc.sum[0]) * nr);
-        memset(acc.min, 0, sizeof(acc.min[0]) * nr);
+        std::fill_n(acc.sum, nr, float_lanes{});
+        std::fill_n(acc.min, nr, float_lanes{});
         for (int64_t b = 0; b < n_blocks; b++) {
             fetch(rows[0] + LANES * (bx + b * size), LANES * size); // the next rows, in their order
             unpack(w, rows, b, n_blocks);
@@ -373,7 +373,11 @@ void multiply_rows(int64_t n_blocks, float * const * s, const char * vx, size_t 
         }
         for (int i = 0; i < nr; i++) {
             const float_lanes all = acc.sum[i] - acc.min[i];
-            memcpy(s[i] + x, &all, sizeof(float) * n_lanes);
+            if (n_lanes == LANES) {
+                memcpy(s[i] + x, &all, sizeof(all));
+            } else {
+                memcpy(s[i] + x, &all, sizeof(float) * n_lanes);
+            }
         }
     }
 }
