@@ -60,6 +60,8 @@ template <typename T>
 inline void gather(T (*to)[LANES], const row_lanes & rows, size_t offset, size_t size, int n) {
     for (int i = 0; i < LANES; i++) {
         const char * from = rows[i] + offset;
+        asm("" : "+r"(from)); // else GCC takes a value of each row in turn, and keeps their addresses in memory
+#pragma GCC unroll 16
         for (int j = 0; j < n; j++) {
             memcpy(&to[j][i], from + j * size, sizeof(T));
         }
@@ -373,10 +375,8 @@ void multiply_rows(int64_t n_blocks, float * const * s, const char * vx, size_t 
         }
         for (int i = 0; i < nr; i++) {
             const float_lanes all = acc.sum[i] - acc.min[i];
-            if (n_lanes == LANES) {
-                memcpy(s[i] + x, &all, sizeof(all));
-            } else {
-                memcpy(s[i] + x, &all, sizeof(float) * n_lanes);
+            for (int j = 0; j < n_lanes; j += 4) {
+                memcpy(s[i] + x + j, (const float *) &all + j, 4 * sizeof(float));
             }
         }
     }
