@@ -38,6 +38,10 @@ _MODEL_ALIGNMENT = 32  # GGUF's default: what most published files have
 _POOL_ROWS, _ROW = 2039, 2048  # a prime number of rows, which no expert's size divides
 _SEED = 1
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+_DELTA_NET = {  # Qwen3-Next's, where a shape is hybrid
+    "ssm.conv_kernel": 4, "ssm.inner_size": 4096, "ssm.state_size": 128, "ssm.time_step_rank": 32,
+    "ssm.group_count": 16,
+}  # fmt: skip
 _NUMBERS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
 
 
@@ -46,6 +50,7 @@ class Shape:
     """One model. n_ff: inner size of one routed expert.  qk_norm: what the norms of queries and keys span.
 
     sinks: attention sinks, biases of attention, router and experts, a sliding window of 128 tokens.
+    hybrid: Qwen3-Next's gated delta nets in three of four layers, a gate of attention, a shared expert.
     """
 
     arch: str
@@ -60,6 +65,7 @@ class Shape:
     n_vocab: int
     qk_norm: Literal["none", "head", "all"] = "none"
     sinks: bool = False
+    hybrid: bool = False
 
     def scaled(self, n_layer: int | None) -> "Shape":
         """The same model with fewer layers, or more. Raises ConfigError."""
@@ -72,6 +78,7 @@ SHAPES = {
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000),
     "phi-3.5-moe": Shape("llama", 32, 4096, 32, 8, 128, 6400, 16, 2, 32064),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, qk_norm="head"),
+    "qwen3-next-80b-a3b": Shape("qwen3next", 48, 2048, 16, 2, 256, 512, 512, 10, 151936, "head", hybrid=True),
     "gpt-oss-120b": Shape("gpt-oss", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, sinks=True),
     "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 64, 8, 50304, qk_norm="all"),
     "tiny": Shape("qwen3moe", 12, 512, 4, 2, 64, 512, 32, 4, 1024, qk_norm="head"),  # to try the bench out
@@ -107,8 +114,12 @@ def metadata(shape: Shape) -> dict[str, int | float]:
         "attention.value_length": shape.head_dim, "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": shape.head_dim, "rope.freq_base": 10000.0,
     }  # fmt: skip
-    window = {"attention.sliding_window": 128} if shape.sinks else {}
-    return {f"{shape.arch}.{name}": value for name, value in {**common, **window}.items()}
+    if shape.sinks:
+        common["attention.sliding_window"] = 128
+    if shape.hybrid:
+        common |= _DELTA_NET | {"rope.dimension_count": shape.head_dim // 4}
+        common["expert_shared_feed_forward_length"] = shape.n_ff
+    return {f"{shape.arch}.{name}": value for name, value in common.items()}
 
 
 def tensors(shape: Shape) -> Iterator[RandomTensor]:
@@ -117,7 +128,8 @@ def tensors(shape: Shape) -> Iterator[RandomTensor]:
     yield _norm("output_norm", shape.n_embd)
     yield _matrix("output", shape.n_embd, shape.n_vocab)
     for i in range(shape.n_layer):
-        for part in (*_attention(shape, _ATTENTION if i else _FIRST_ATTENTION), *_experts(shape)):
+        mixer = _delta_net if shape.hybrid and (i + 1) % 4 else _attention
+        for part in (*mixer(shape, _ATTENTION if i else _FIRST_ATTENTION), *_experts(shape)):
             yield replace(part, name=f"blk.{i}.{part.name}")
 
 
@@ -134,13 +146,16 @@ def _biases(s: Shape, **sizes: int | tuple[int, ...]) -> Iterator[RandomTensor]:
         yield RandomTensor(f"{name}.bias", n if isinstance(n, tuple) else (n,), 0.02, type="f32")
 
 
+def _common_sum(s: Shape) -> float:
+    """The sum of a normalised embedding's common part: what a matrix of ones gives."""
+    return s.n_embd * _COMMON * float((1 + _COMMON**2) ** -0.5)
+
+
 def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
     n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
-    # factor of a matrix whose elements are all 1
-    common_input = s.n_embd * _COMMON * (1 + _COMMON**2) ** -0.5
     yield _norm("attn_norm", s.n_embd)
-    for part, n_out in (("q", n_q), ("k", n_kv)):
-        yield _matrix(f"attn_{part}", s.n_embd, n_out, gain=_OWN_QUERY, mean=_COMMON_QUERY / common_input)
+    for part, n_out in (("q", n_q * (1 + s.hybrid)), ("k", n_kv)):
+        yield _matrix(f"attn_{part}", s.n_embd, n_out, gain=_OWN_QUERY, mean=_COMMON_QUERY / _common_sum(s))
     yield _matrix("attn_v", s.n_embd, n_kv)
     yield _matrix("attn_output", n_q, s.n_embd, gain=gain)
     yield from _biases(s, attn_q=n_q, attn_k=n_kv, attn_v=n_kv, attn_output=s.n_embd)
@@ -151,13 +166,32 @@ def _attention(s: Shape, gain: float) -> Iterator[RandomTensor]:
         yield RandomTensor("attn_sinks.weight", (s.n_head,), 0.1, type="f32")
 
 
+def _delta_net(s: Shape, gain: float) -> Iterator[RandomTensor]:
+    heads, inner, size = (_DELTA_NET[f"ssm.{key}"] for key in ("time_step_rank", "inner_size", "state_size"))
+    n_qkv = 2 * size * _DELTA_NET["ssm.group_count"] + inner
+    yield _norm("attn_norm", s.n_embd)
+    yield _matrix("attn_qkv", s.n_embd, n_qkv, gain=_OWN_QUERY, mean=_COMMON_QUERY / _common_sum(s))
+    yield _matrix("attn_gate", s.n_embd, inner)
+    yield RandomTensor("ssm_conv1d.weight", (_DELTA_NET["ssm.conv_kernel"], n_qkv), 0.1, 0.25, type="f32")
+    # a state fades by some 3 % a token
+    yield RandomTensor("ssm_dt.bias", (heads,), 0.5, -3.0, type="f32")
+    yield RandomTensor("ssm_a", (heads,), 0.1, -1.0, type="f32")
+    yield _matrix("ssm_ba", s.n_embd, 2 * heads, mean=-1 / _common_sum(s))
+    yield _norm("ssm_norm", size)
+    yield _matrix("ssm_out", inner, s.n_embd, gain=gain)
+
+
 def _experts(s: Shape) -> Iterator[RandomTensor]:
-    yield _norm("post_attention_norm" if s.sinks else "ffn_norm", s.n_embd)
+    yield _norm("post_attention_norm" if s.sinks or s.hybrid else "ffn_norm", s.n_embd)
     yield replace(_matrix("ffn_gate_inp", s.n_embd, s.n_expert, gain=1.1), type="f32")
+    if s.hybrid:
+        yield replace(_matrix("ffn_gate_inp_shexp", s.n_embd), type="f32")
     yield from _biases(s, ffn_gate_inp=s.n_expert)
     inner, outer = (s.n_embd, s.n_ff), (s.n_ff, s.n_embd)
     for part, (n_in, n_out), gain in (("gate", inner, 1.0), ("up", inner, 1.0), ("down", outer, _EXPERTS)):
         yield _matrix(f"ffn_{part}_exps", n_in, n_out, s.n_expert, gain=gain)
+        if s.hybrid:
+            yield _matrix(f"ffn_{part}_shexp", n_in, n_out, gain=gain)
         yield from _biases(s, **{f"ffn_{part}_exps": (n_out, s.n_expert)})
 
 

@@ -95,7 +95,8 @@ def test_every_shape_declares_what_its_architecture_wants(name: str, tmp_path: P
     """Small versions of them compute finite logits, in stock, and in ours all in memory and mixed."""
     shape = SHAPES[name]
     small = replace(
-        shape, n_layer=2, n_embd=256, n_head=4, n_head_kv=4 if shape.qk_norm == "all" else 2, head_dim=64,
+        shape, n_layer=4 if shape.hybrid else 2, n_embd=256, n_head=4,
+        n_head_kv=4 if shape.qk_norm == "all" else 2, head_dim=64,
         n_ff=256, n_expert=64, n_used=2, n_vocab=600,
     )  # fmt: skip
     model = files.write_model(tmp_path, name, small, "q4_0")
