@@ -104,7 +104,7 @@ def test_twiddlers_profile_is_of_tokens_that_are_not_measured(folder: Path, tmp_
     assert counters["predicted"] == 0
     hits = counters["hits_high"] / (counters["hits_high"] + counters["misses_high"])
     assert hits > 0.8  # 0.95, by chance 0.5, and 0.01 with the experts that the profile uses least
-    assert f"| {counters['evictions'] / 8:.1f} " in done.stdout.splitlines()[-1]
+    assert f"| {counters['bytes_transferred'] / 8e6:.1f} " in done.stdout.splitlines()[-1]
 
 
 def _check_transfers(counters: dict[str, float]) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -20,16 +22,18 @@ TEXT = Path(__file__).resolve().parents[1] / "tiny_moe/heldout.txt"
 
 
 def kill_when(command: list[object], folder: Path, n_files: int) -> None:
-    """Kills `pyhobbit COMMAND` once the folder has so many files."""
+    """Kills `pyhobbit COMMAND` and its processes once the folder has so many files."""
     process = subprocess.Popen(
         [sys.executable, "-m", "pyhobbit", *map(str, command)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     while process.poll() is None and len(list(folder.iterdir())) < n_files:
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     said = process.communicate(timeout=300)[1]
     assert process.returncode in (0, -signal.SIGKILL), said
 
